@@ -1,0 +1,1 @@
+"""RabbitMQ, which carries tickets. Anything may be lost here; Postgres knows better."""

@@ -1,0 +1,1 @@
+"""Postgres, the only truth about a job: tables, statements, connections."""

@@ -1,0 +1,142 @@
+"""Ends attempts in Postgres: with a result that passes the fence, or back to the queue, or for good."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import Row
+from sqlalchemy.exc import SQLAlchemyError
+
+from common import telemetry
+from common.db.statements import COMPLETE, END_ATTEMPT, FENCE
+from common.domain.jobs import ErrorClass, GiveUp, JobState, after_failure
+from common.events import JobChanged
+from worker.attempts import Attempt
+from worker.connections import Connections
+
+# Postgres or the bucket is away: try again with growing waits, soon enough to be done right after an outage.
+_RETRY_FIRST_S = 0.5
+_RETRY_CAP_S = 5.0
+# These failures may be the fault of the job itself: it runs again without mates.
+_AGAIN_ALONE = frozenset({ErrorClass.CHILD_CRASH, ErrorClass.NAN_OUTPUT})
+
+_jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class GivenUpError(RuntimeError):
+    """The worker is leaving, or the job's deadline has passed; the dispatcher takes over once the lease is gone."""
+
+
+def until_done(
+    connections: Connections, attempt: Attempt, action: Callable[[], T], failures: tuple[type[Exception], ...]
+) -> T:
+    """Repeat an action on a dependency until it succeeds. Raises GivenUpError when it no longer matters."""
+    delay = _RETRY_FIRST_S
+    while True:
+        try:
+            return action()
+        except failures as error:
+            log.warning("will_try_again", job_id=attempt.wire_id, action=action.__name__, error=type(error).__name__)
+            if time.monotonic() > attempt.deadline or connections.closing.wait(delay):
+                raise GivenUpError(action.__name__) from error
+            delay = min(2 * delay, _RETRY_CAP_S)
+
+
+def complete(connections: Connections, attempt: Attempt, stored: dict[str, Any], result: dict[str, Any]) -> bool:
+    """Store the result. False when the fence refused it: cancelled, or another attempt has claimed the job."""
+    values = {
+        **attempt.fence(),
+        **stored,
+        "result": json.dumps(result),
+        "timings": json.dumps(attempt.timings_ms),
+        "batch_size": attempt.batch_size,
+    }
+
+    def complete_in_postgres() -> bool:
+        with connections.database.connect() as connection:
+            done = connection.execute(COMPLETE, values).first()
+            if done is not None:
+                _announce(connections, attempt, done.version)
+                return True
+            # No row: refused, or done by an earlier try of ours whose reply was lost.
+            now = connection.execute(FENCE, {"id": str(attempt.job_id)}).first()
+            return now is not None and now.state == JobState.SUCCEEDED and now.token == attempt.token
+
+    accepted = until_done(connections, attempt, complete_in_postgres, (SQLAlchemyError,))
+    if accepted:
+        telemetry.finished.labels(attempt.parameters.model, JobState.SUCCEEDED).inc()
+        log.info("job_succeeded", job_id=attempt.wire_id, attempt=attempt.attempt, timings_ms=attempt.timings_ms)
+    else:
+        telemetry.stale_completions.labels(attempt.parameters.model).inc()
+        log.warning("result_refused", job_id=attempt.wire_id, attempt=attempt.attempt)
+    return accepted
+
+
+def fail(connections: Connections, attempt: Attempt, error: ErrorClass, detail: str) -> None:
+    """The attempt failed: the budget of the class decides whether the job runs again."""
+    failures = {**attempt.failures, error: attempt.failures.get(error, 0) + 1}
+    verdict = after_failure(error, failures[error], _jitter)
+    telemetry.attempts_failed.labels(attempt.parameters.model, error).inc()
+    log.warning("attempt_failed", job_id=attempt.wire_id, attempt=attempt.attempt, error_class=error, detail=detail)
+    ending = {
+        "state": JobState.QUEUED,
+        "delay_s": 0.0,
+        "failures": json.dumps(failures),
+        "error_class": error,
+        "error_code": None,
+        "error_message": detail[:2000],
+        "outcome": error,
+        "alone": error in _AGAIN_ALONE,
+    }
+    if isinstance(verdict, GiveUp):
+        ending |= {"state": JobState.FAILED, "error_code": verdict.code}
+    else:
+        ending["delay_s"] = verdict.delay_s
+    _end(connections, attempt, ending)
+
+
+def release(connections: Connections, attempt: Attempt, outcome: str) -> None:
+    """The attempt stops without a fault of its own and without charge.
+
+    A job that was cancelled becomes cancelled; any other waits in the queue again.
+    """
+    ending = {
+        "state": JobState.QUEUED,
+        "delay_s": 0.0,
+        "failures": json.dumps(dict(attempt.failures)),
+        "error_class": None,
+        "error_code": None,
+        "error_message": None,
+        "outcome": outcome,
+        "alone": False,
+    }
+    _end(connections, attempt, ending)
+
+
+def _end(connections: Connections, attempt: Attempt, ending: dict[str, Any]) -> None:
+    values = {**attempt.fence(), **ending, "expired_only": False}
+
+    def end_in_postgres() -> Row[Any] | None:
+        with connections.database.connect() as connection:
+            return connection.execute(END_ATTEMPT, values).first()
+
+    try:
+        ended = until_done(connections, attempt, end_in_postgres, (SQLAlchemyError,))
+    except GivenUpError:
+        log.warning("attempt_left_to_its_lease", job_id=attempt.wire_id, attempt=attempt.attempt)
+        return
+    finally:
+        connections.active.remove(attempt)
+    if ended is not None:
+        if ended.state != JobState.QUEUED:
+            telemetry.finished.labels(attempt.parameters.model, ended.state).inc()
+        _announce(connections, attempt, ended.version)
+
+
+def _announce(connections: Connections, attempt: Attempt, version: int) -> None:
+    connections.events.send(JobChanged(str(attempt.job_id), str(attempt.tenant_id), version))
