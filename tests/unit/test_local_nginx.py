@@ -1,0 +1,57 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.local.credentials import load_or_make
+from infra.local.layout import Layout
+from infra.local.nginx import TEMPLATES, render, template_values
+from infra.local.options import StackOptions
+from infra.local.plan import Plan
+from infra.local.ports import PortBook
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    layout = Layout(tmp_path)
+    layout.create()
+    return Plan(layout, PortBook(layout.ports), load_or_make(layout.credentials), StackOptions(tmp_path))
+
+
+def rendered(plan: Plan, name: str) -> str:
+    return render((TEMPLATES / f"{name}.template").read_text(encoding="utf-8"), template_values(plan))
+
+
+def test_nginx_variables_survive() -> None:
+    template = 'set $uri "${uri}"; listen ${LISTEN}; return 200 $arg_e$1;'
+
+    assert render(template, {"LISTEN": "80"}) == 'set $uri "${uri}"; listen 80; return 200 $arg_e$1;'
+
+
+def test_a_value_is_not_filled_in_a_second_time() -> None:
+    assert render("${A}", {"A": "${B}", "B": "wrong"}) == "${B}"
+
+
+def test_a_variable_without_a_value_is_an_error() -> None:
+    with pytest.raises(KeyError, match="MISSING"):
+        render("${MISSING}", {})
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.template")), ids=lambda path: path.stem)
+def test_every_template_is_filled_in_whole(plan: Plan, template: Path) -> None:
+    assert not re.search(r"\$\{?[A-Z]", rendered(plan, template.stem))
+
+
+def test_the_cache_key_leaves_the_signature_out(plan: Plan) -> None:
+    assert re.findall(r"proxy_cache_key (.*);", rendered(plan, "edge.conf")) == ["$object"]
+
+
+def test_the_access_log_never_holds_a_query(plan: Plan) -> None:
+    config = rendered(plan, "nginx.conf")
+    log_format = config[config.index("log_format") : config.index("access_log")]
+
+    assert not re.search(r"\$(request|args|query_string|request_uri|http_referer)\b", log_format)
+
+
+def test_a_post_is_never_repeated_after_it_was_sent(plan: Plan) -> None:
+    assert re.findall(r"proxy_next_upstream (.*);", rendered(plan, "front.conf")) == ["error"]
