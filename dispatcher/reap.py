@@ -79,9 +79,10 @@ class LostTickets:
     async def _scan_model(self, connection: AsyncConnection, publisher: Publisher, model: str) -> None:
         old = (await connection.execute(OLD_RELEASES, {"model": model, "older_than_s": self.older_than_s})).all()
         depth = await publisher.depth(model) if old else None
+        now = time.monotonic()
         if depth is None or depth >= len(old):
             self._short_since.pop(model, None)
-        elif time.monotonic() - self._short_since.setdefault(model, time.monotonic()) >= self.recheck_s / 2:
+        elif now - self._short_since.setdefault(model, now) >= self.recheck_s / 2:
             missing = [(str(row.id), row.dispatch_seq) for row in old[: len(old) - depth]]
             count = await take_back(connection, missing)
             telemetry.tickets_lost.labels(model).inc(count)

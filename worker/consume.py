@@ -25,7 +25,7 @@ _RECONNECT_CAP_S = 5.0
 _TURN_S = 0.5
 # A consumer that gets nothing for so long asks whether tickets lie in the queue: pika says nothing when the broker
 # has closed a channel or forgotten a consumer.
-_SILENCE_S = 30.0
+_SILENCE_S = 10.0
 
 log = structlog.get_logger()
 

@@ -150,4 +150,3 @@ PROFILES: dict[str, ModelProfile] = {
         ),
     )
 }
-DEFAULT_MODEL = "tiny-wan2.2-t2v"

@@ -137,7 +137,7 @@ def test_submit_download_waits_and_saves(farm: Farm, done: dict[str, object], tm
         farm.jobs[str(done["id"])] = done if farm.bodies else document
         return str(done["id"])
 
-    farm.add = finish  # type: ignore[method-assign, assignment]  # the job is finished as soon as it is submitted
+    farm.add = finish  # type: ignore[method-assign]  # the job is finished as soon as it is submitted
     assert main(["submit", "x", "--download", str(target)]) == 0
     assert target.read_bytes() == VIDEO
     assert f"saved {target}" in capsys.readouterr().err

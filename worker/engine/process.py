@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import cast
 
 from worker.engine.base import Alive, Batch, BatchDone, Capabilities, EngineConfig, Event
@@ -85,7 +85,7 @@ class EngineProcess:
 
     def run(
         self, batch: Batch, *, stall_s: float, deadline: float, grace_s: float = DEADLINE_GRACE_S
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Send a batch and return its events, ending with BatchDone. Seconds; `deadline` on time.monotonic().
 
         The iterator raises ChildCrashedError, EngineStalledError or EngineTimeoutError; members without an outcome by
@@ -101,7 +101,7 @@ class EngineProcess:
         self._running = batch.batch_id
         return self._events(link, Run(batch, deadline), stall_s, deadline + grace_s)
 
-    def _events(self, link: Link, run: Run, stall_s: float, limit: float) -> Iterator[Event]:
+    def _events(self, link: Link, run: Run, stall_s: float, limit: float) -> Generator[Event, None, None]:
         done = False
         try:
             link.send(run)

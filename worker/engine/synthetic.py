@@ -1,8 +1,8 @@
 """An engine without a model: it draws what the prompt says, takes scripted time and fails on request.
 
 For load tests, fault tests and work on the user interface. Its name is in every result. Markers in a prompt script it:
-[oom] [nan] [error] fail that job, [crash] [hang] take the process, [slow=0.5] sets the seconds per step; all of them
-strike in the middle of the denoise.
+[oom] [nan] [error] fail that job and [crash] [hang] take the process, in the middle of the denoise; [slow=0.5] sets the
+seconds per step; [worn] asks for a fresh process after the batch.
 """
 
 import ctypes
@@ -86,7 +86,7 @@ class SyntheticEngine:
                     part.settle(_decode(member, part, denoise_ms))
         except StopBatch as stop:
             part.settle_all(stop.reason)
-        return True
+        return not any("[worn]" in member.parameters.prompt for member in batch.members)
 
     def reset(self) -> None:
         """Nothing is kept between calls."""

@@ -69,7 +69,7 @@ class WanEngine:
         if self._config.threads:
             torch.set_num_threads(self._config.threads)
         diffusers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # partly typed
+        transformers.utils.logging.disable_progress_bar()
         self.pipelines: Pipelines = load(self._folder, self._profile)
         self._gate = BlockGate(blocks_of(self.pipelines.present[0]))
 

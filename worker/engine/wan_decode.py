@@ -4,7 +4,7 @@ Against a whole decode this never holds the float video (0.9 GB at 720p), lets t
 cancelled between chunks. The frames are bit-identical to AutoencoderKLWan.decode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
@@ -14,7 +14,7 @@ from worker.engine.wan_pipelines import Vae
 
 
 @torch.no_grad()
-def stream_decode(vae: Vae, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+def stream_decode(vae: Vae, latents: torch.Tensor) -> Generator[torch.Tensor, None, None]:
     """Yield (1, 3, f, H, W) in [-1, 1] for latents (1, C, T, h, w): one frame, then four per latent frame.
 
     Works on the VAE's private cache of features, as its own decode does: one decode at a time.

@@ -11,15 +11,15 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanImageToVideo
 from common.domain.profiles import ImageInput, ModelProfile
 
 # Activations beyond the weights, per token of the latent video: the published peaks of A14B minus one expert are
-# 12.7 GB for 32,760 tokens (480p) and 31 GB for 75,600 (720p); TI2V-5B stays below.
+# 12.7 GB for 32,760 tokens (480p) and 31 GB for 75,600 (720p). TI2V-5B: 22.9 GB minus 12.8 GB of weights, for 27,280.
 _BYTES_PER_TOKEN = 420_000
 
-# mypy sees stand-ins without attributes in place of diffusers' pipelines and models.
+# Diffusers has no types.
 Pipeline: TypeAlias = Any
 Vae: TypeAlias = Any
 
 
-class BatchedImageToVideo(WanImageToVideoPipeline):
+class BatchedImageToVideo(WanImageToVideoPipeline):  # type: ignore[misc]  # diffusers has no types
     """WanImageToVideoPipeline for one image per prompt, as a tensor (N, 3, H, W) with values in [0, 1].
 
     The stock pipeline encodes all images once per generator and so makes N x N conditions. Values in [0, 1] matter:
@@ -43,12 +43,12 @@ class BatchedImageToVideo(WanImageToVideoPipeline):
         """Latents and condition of every sample, each made as if it were alone."""
         shape = (num_channels_latents, height, width, num_frames, dtype, device)
         each = [
-            super(BatchedImageToVideo, self).prepare_latents(  # type: ignore[misc]  # mypy sees a stub of the class
+            super(BatchedImageToVideo, self).prepare_latents(
                 _row(image, i), 1, *shape, _generator(generator, i), _row(latents, i), _row(last_image, i)
             )
             for i in range(batch_size)
         ]
-        per_token: bool = self.config.expand_timesteps  # type: ignore[attr-defined]
+        per_token: bool = self.config.expand_timesteps
         joined = tuple(torch.cat([made[k] for made in each]) for k in (0, 1))
         # The model with per-token timesteps also gets a mask of the first frame, which is the same for every sample.
         return (*joined, each[0][2]) if per_token else joined

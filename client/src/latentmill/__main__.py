@@ -1,0 +1,7 @@
+"""`python -m latentmill` is the command `latentmill`."""
+
+import sys
+
+from latentmill.cli import main
+
+sys.exit(main())

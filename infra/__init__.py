@@ -1,0 +1,1 @@
+"""Where latentmill runs: the local stack, images, manifests and dashboards."""

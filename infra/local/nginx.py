@@ -1,0 +1,74 @@
+"""The part `nginx`: renders the templates of nginx/ for this machine."""
+
+import os
+import re
+import resource
+from collections.abc import Mapping
+from signal import SIGQUIT
+
+from infra.local import binaries, probes
+from infra.local.layout import private_folder, write_private
+from infra.local.options import REPOSITORY
+from infra.local.part import Launch, Part
+from infra.local.plan import BUCKET, Plan, server_environment
+
+TEMPLATES = REPOSITORY / "nginx"
+# Only ${UPPER_CASE} is ours: nginx's own $variables are lower case and stay as they are, as with envsubst in its image.
+VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
+
+
+def render(template: str, values: Mapping[str, str]) -> str:
+    """Fill in the ${NAME}s of a template. Raises KeyError for one that has no value."""
+    return VARIABLE.sub(lambda found: values[found[1]], template)
+
+
+def part(plan: Plan) -> Part:
+    """Return the part. SIGQUIT lets answers in flight end; open WebSockets are cut when the grace is over."""
+    port = plan.ports["nginx"]
+    return Part(
+        "nginx",
+        lambda: _launch(plan),
+        lambda: probes.answers_http(port, "/-/nginx"),
+        stop_signal=SIGQUIT,
+        grace_s=3,
+    )
+
+
+def _launch(plan: Plan) -> Launch:
+    home = private_folder(plan.layout.data / "nginx")
+    config = private_folder(plan.layout.config / "nginx")
+    values = template_values(plan)
+    for template in sorted(TEMPLATES.glob("*.template")):
+        write_private(config / template.stem, render(template.read_text(encoding="utf-8"), values))
+    directives = "daemon off;"
+    if os.getuid() == 0:
+        # nginx's children would become `nobody`, who cannot enter a stack that belongs to root.
+        directives += " user root;"
+    argv = (str(binaries.nginx()), f"-p{home}", f"-c{config / 'nginx.conf'}", "-estderr", f"-g{directives}")
+    return Launch(argv, home, server_environment(home))
+
+
+def template_values(plan: Plan) -> dict[str, str]:
+    """Return what the templates are filled in with. The edge's secret is among it."""
+    files = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    ports = plan.ports
+    return {
+        "CONFIG_DIR": str(plan.layout.config / "nginx"),
+        "DATA_DIR": str(plan.layout.data / "nginx"),
+        "ACCESS_LOG": str(plan.layout.log("nginx-access")),
+        "LISTEN": f"127.0.0.1:{ports['nginx']}",
+        "API_1": f"127.0.0.1:{ports['api-1']}",
+        "API_2": f"127.0.0.1:{ports['api-2']}",
+        "S3_SERVER": f"127.0.0.1:{ports['s3']}",
+        "S3_BUCKET": BUCKET,
+        "EDGE_SECRET": plan.credentials.edge,
+        "OPEN_FILES": str(files),
+        # Each connection of a client may hold one to an api as well, and cached files are open too.
+        "WORKER_CONNECTIONS": str(min(16_384, files // 2)),
+        "WORKER_PROCESSES": "2",
+        # A load test of 1,000 submits a second from one address must pass, with room for its bursts.
+        "SUBMIT_RATE": "2000r/s",
+        "SUBMIT_BURST": "4000",
+        # Above the 5000 sockets one api serves, so that the api's own limit answers first.
+        "CONNECTIONS_PER_ADDRESS": "12000",
+    }

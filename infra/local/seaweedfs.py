@@ -1,0 +1,46 @@
+"""The part `s3`: SeaweedFS' all-in-one server."""
+
+from infra.local import binaries, probes
+from infra.local.layout import private_folder
+from infra.local.part import Launch, Part
+from infra.local.plan import Plan, server_environment
+
+
+def part(plan: Plan) -> Part:
+    """Return the part."""
+    port = plan.ports["s3"]
+    return Part("s3", lambda: _launch(plan), lambda: probes.answers_http(port, "/healthz"))
+
+
+def _launch(plan: Plan) -> Launch:
+    folder = private_folder(plan.layout.data / "s3")
+    environment = server_environment(folder) | {
+        # Without credentials SeaweedFS lets everybody read and write.
+        "AWS_ACCESS_KEY_ID": plan.credentials.s3_access_key,
+        "AWS_SECRET_ACCESS_KEY": plan.credentials.s3_secret_key,
+        # A 200 MB upload takes 1 GB of memory without these and 400 MB with them, at the same speed.
+        "GOMEMLIMIT": "256MiB",
+        "GOGC": "50",
+    }
+    return Launch((str(binaries.seaweedfs()), *_arguments(plan, str(folder))), folder, environment)
+
+
+def _arguments(plan: Plan, folder: str) -> tuple[str, ...]:
+    ports = plan.ports
+    return (
+        "mini",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-s3.port={ports['s3']}",
+        f"-master.port={ports['s3.master']}",
+        f"-volume.port={ports['s3.volume']}",
+        f"-filer.port={ports['s3.filer']}",
+        f"-admin.port={ports['s3.admin']}",
+        # mini remembers its flags in the data folder, so what is off is said at every start.
+        "-admin.ui=false",
+        "-webdav=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.telemetry=false",
+    )
