@@ -1,4 +1,4 @@
-"""Where the stacks of a test run live: one directory for each of its processes, so that runs in parallel do not meet."""
+"""Where the stacks of a test run live: a directory for each of its processes, so that parallel runs do not meet."""
 
 import os
 from pathlib import Path

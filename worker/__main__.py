@@ -159,7 +159,7 @@ def _engine_facts(capabilities: Capabilities) -> dict[str, Any]:
 
 def serve(worker: Worker) -> int:
     """Run until drained; the exit code. Results under way are delivered first."""
-    worker.drain.install(worker.engine)
+    worker.drain.install(worker.engine, worker.heartbeat.stop_accepting)
     worker.heartbeat.start()
     worker.heartbeat.listen_for_cancels(worker.connections.events)
     worker.consumer.start()
@@ -170,7 +170,7 @@ def serve(worker: Worker) -> int:
     except EngineStartError as error:
         log.error("engine_would_not_start_again", detail=str(error))  # noqa: TRY400  the message says it all
         code = 1
-    worker.heartbeat.stop_accepting()
+        worker.heartbeat.stop_accepting()
     worker.consumer.stop()
     worker.lane.close()
     worker.connections.closing.set()

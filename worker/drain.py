@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -19,20 +20,21 @@ class Drain:
         self._urgent = threading.Event()
         self._grace_s = grace_s
 
-    def install(self, engine: EngineProcess) -> None:
-        """Listen for the signals, in the main thread."""
+    def install(self, engine: EngineProcess, on_request: Callable[[], None]) -> None:
+        """Listen for the signals, in the main thread. `on_request` is called from another one."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         # The engine is told from a thread: a handler may interrupt the very code that holds the engine's locks.
-        threading.Thread(target=self._watch, args=(engine,), name="drain", daemon=True).start()
+        threading.Thread(target=self._watch, args=(engine, on_request), name="drain", daemon=True).start()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested.is_set():
             self._urgent.set()
         self.requested.set()
 
-    def _watch(self, engine: EngineProcess) -> None:
+    def _watch(self, engine: EngineProcess, on_request: Callable[[], None]) -> None:
         self.requested.wait()
+        on_request()
         log.info("draining", grace_s=self._grace_s)
         in_a_hurry = self._urgent.wait(self._grace_s)
         log.info("batch_interrupted", second_signal=in_a_hurry)

@@ -71,7 +71,15 @@ def show(stack: LocalStack, prompt: str) -> None:
 def make_video(stack: LocalStack, prompt: str) -> dict[str, Any]:
     """Submit, follow and download with the `latentmill` command; the finished job."""
     OUT.mkdir(exist_ok=True)
-    command = [Path(sys.executable).with_name("latentmill"), "submit", "--json", "--model", MODEL, "--num-frames", NUM_FRAMES]
+    command = [
+        Path(sys.executable).with_name("latentmill"),
+        "submit",
+        "--json",
+        "--model",
+        MODEL,
+        "--num-frames",
+        NUM_FRAMES,
+    ]
     environment = {**os.environ, "LATENTMILL_URL": stack.public_url, "LATENTMILL_API_KEY": stack.api_key()}
     done = subprocess.run(
         [*command, "--download", VIDEO, "--", prompt], env=environment, stdout=subprocess.PIPE, text=True, check=False

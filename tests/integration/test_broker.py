@@ -48,7 +48,9 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 def take(consumer: TicketConsumer, count: int) -> list[Delivery]:
     taken: list[Delivery] = []
-    assert eventually(lambda: len(taken) >= count or bool(taken.extend(consumer.take(count, 0.0, 0.1))) or len(taken) >= count)
+    assert eventually(
+        lambda: len(taken) >= count or bool(taken.extend(consumer.take(count, 0.0, 0.1))) or len(taken) >= count
+    )
     return taken
 
 
@@ -87,9 +89,7 @@ def ticket_body(job_id: uuid.UUID) -> bytes:
     return json.dumps({"v": 1, "job": str(job_id), "seq": 1, "model": MODEL, "key": "k"}).encode()
 
 
-def test_a_consumer_takes_no_more_than_its_prefetch(
-    consumer: TicketConsumer, channel: BlockingChannel
-) -> None:
+def test_a_consumer_takes_no_more_than_its_prefetch(consumer: TicketConsumer, channel: BlockingChannel) -> None:
     for _ in range(6):
         publish_raw(channel, ticket_body(uuid.uuid4()))
     consumer.resume()
@@ -97,9 +97,7 @@ def test_a_consumer_takes_no_more_than_its_prefetch(
     assert consumer.take(1, 0.0, 0.2) == []
 
 
-def test_an_acknowledged_ticket_makes_room_for_the_next(
-    consumer: TicketConsumer, channel: BlockingChannel
-) -> None:
+def test_an_acknowledged_ticket_makes_room_for_the_next(consumer: TicketConsumer, channel: BlockingChannel) -> None:
     for _ in range(6):
         publish_raw(channel, ticket_body(uuid.uuid4()))
     consumer.resume()
@@ -107,9 +105,7 @@ def test_an_acknowledged_ticket_makes_room_for_the_next(
     assert len(take(consumer, 2)) == 2
 
 
-def test_a_paused_consumer_leaves_tickets_to_others(
-    consumer: TicketConsumer, channel: BlockingChannel
-) -> None:
+def test_a_paused_consumer_leaves_tickets_to_others(consumer: TicketConsumer, channel: BlockingChannel) -> None:
     consumer.resume()
     publish_raw(channel, ticket_body(uuid.uuid4()))
     take(consumer, 1)
@@ -147,9 +143,7 @@ def test_tickets_in_hand_come_again_when_their_worker_leaves(
     staying.stop()
 
 
-def test_a_consumer_survives_the_loss_of_its_queue(
-    consumer: TicketConsumer, channel: BlockingChannel
-) -> None:
+def test_a_consumer_survives_the_loss_of_its_queue(consumer: TicketConsumer, channel: BlockingChannel) -> None:
     consumer.resume()
     publish_raw(channel, ticket_body(uuid.uuid4()))
     take(consumer, 1)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from latentmill import RetryPolicy
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
+
+from latentmill import RetryPolicy
 
 QUICK = RetryPolicy(attempts=3, base_s=0.01, cap_s=0.02)
 KEY = "lm_test"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from latentmill import ApiError, BadAnswerError, Client, ConnectionFailedError, FieldError, Job
 from starlette.responses import HTMLResponse, Response
 
+from latentmill import ApiError, BadAnswerError, Client, ConnectionFailedError, FieldError, Job
 from tests.unit.client_support import KEY, QUICK, Farm, Site, job, problem, served, unused_url
 
 

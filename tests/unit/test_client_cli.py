@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from latentmill.cli import main
 
+from latentmill.cli import main
 from tests.unit.client_support import KEY, RESTART, VIDEO, Farm, Site, job, problem, served, state, step, unused_url
 
 RUNNING = job(status="running", seq=2, attempt=1, phase="text")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from latentmill import ApiError, Client, ConnectionFailedError, DownloadError, NoVideoError
 
+from latentmill import ApiError, Client, ConnectionFailedError, DownloadError, NoVideoError
 from tests.unit.client_support import KEY, QUICK, VIDEO, Farm, Site, job, served
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+
 from latentmill import ApiError, Client, ConnectionFailedError, WaitTimeoutError
 from latentmill.progress import Board
-
 from tests.unit.client_support import KEY, QUICK, RESTART, Farm, Site, job, served, state, step, unused_url
 
 QUEUED = job(seq=1)

@@ -49,6 +49,8 @@ def test_a_job_id_survives_the_wire() -> None:
     assert parse_job_id(format_job_id(job_id)) == job_id
 
 
-@pytest.mark.parametrize("text", ["", "job_", "job_" + "g" * 32, "job_" + "A" * 32, "a" * 32, "job_" + "a" * 33, "../etc"])
+@pytest.mark.parametrize(
+    "text", ["", "job_", "job_" + "g" * 32, "job_" + "A" * 32, "a" * 32, "job_" + "a" * 33, "../etc"]
+)
 def test_other_texts_are_no_job_ids(text: str) -> None:
     assert parse_job_id(text) is None
