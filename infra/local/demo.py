@@ -71,18 +71,11 @@ def show(stack: LocalStack, prompt: str) -> None:
 def make_video(stack: LocalStack, prompt: str) -> dict[str, Any]:
     """Submit, follow and download with the `latentmill` command; the finished job."""
     OUT.mkdir(exist_ok=True)
-    command = [
-        Path(sys.executable).with_name("latentmill"),
-        "submit",
-        "--json",
-        "--model",
-        MODEL,
-        "--num-frames",
-        NUM_FRAMES,
-    ]
+    command = str(Path(sys.executable).with_name("latentmill"))
+    options = ["--json", "--model", MODEL, "--num-frames", NUM_FRAMES, "--download", str(VIDEO)]
     environment = {**os.environ, "LATENTMILL_URL": stack.public_url, "LATENTMILL_API_KEY": stack.api_key()}
-    done = subprocess.run(
-        [*command, "--download", VIDEO, "--", prompt], env=environment, stdout=subprocess.PIPE, text=True, check=False
+    done = subprocess.run(  # noqa: S603  our own client; the prompt is one argument, after --
+        [command, "submit", *options, "--", prompt], env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode != 0:
         msg = f"the job did not succeed (exit code {done.returncode}); logs are in {stack.layout.root}/logs"

@@ -199,7 +199,7 @@ def test_help_tells_the_exit_codes(capsys: Captured) -> None:
 def test_ctrl_c_leaves_the_job_alone_and_says_how_to_watch_it_again(farm: Farm) -> None:
     farm.scripts.append([SNAPSHOT])
     command = [sys.executable, "-m", "latentmill", "watch", job()["id"]]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as watching:  # noqa: S603
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as watching:
         assert watching.stderr is not None
         assert "queued" in watching.stderr.readline()
         watching.send_signal(signal.SIGINT)

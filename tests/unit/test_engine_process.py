@@ -223,7 +223,7 @@ def test_the_child_ends_when_its_parent_is_killed(prompt: str) -> None:
     orphan = ORPHAN if prompt == "[hang]" else ORPHAN.replace("StepDone)", "object)")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", orphan, prompt]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(next(line for line in parent.stdout if line.strip().isdigit()))
         parent.kill()
