@@ -12,11 +12,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Installed anew whenever a pin or a dependency changes.
+# One resolution, so that the pins hold for every package. Installed anew whenever a pin or a dependency changes.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo 'setup: Python 3.11 with its venv module is needed (Debian: apt install python3.11-venv)' >&2; exit 1; }
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable client
 	@touch $@
 
@@ -34,6 +33,9 @@ down: ## Stop the stack
 test: setup ## Run every test against a stack of its own (TESTS=tests/unit for a part)
 	$(BIN)/python -m pytest $(TESTS)
 
+docs: setup ## Generate docs/reference from the code
+	$(BIN)/python -m docs.generate
+
 check: setup ## Lint, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,4 +46,4 @@ format: setup ## Let the formatter and the linter mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.PHONY: help setup demo up down test check format
+.PHONY: help setup demo up down test docs check format
