@@ -37,6 +37,9 @@ def _arguments(plan: Plan, folder: str) -> tuple[str, ...]:
         f"-volume.port={ports['s3.volume']}",
         f"-filer.port={ports['s3.filer']}",
         f"-admin.port={ports['s3.admin']}",
+        # Below the working directory, for /tmp would keep them after the end. Sockets have short paths, hence relative.
+        "-s3.localSocket=s3.sock",
+        "-filer.localSocket=filer.sock",
         # mini remembers its flags in the data folder, so what is off is said at every start.
         "-admin.ui=false",
         "-webdav=false",
