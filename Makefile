@@ -14,9 +14,10 @@ help: ## Show this list
 
 # One resolution, so that the pins hold for every package. Installed anew whenever a pin or a dependency changes.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
+	@echo 'installing into $(VENV) (a few minutes the first time)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo 'setup: Python 3.11 with its venv module is needed (Debian: apt install python3.11-venv)' >&2; exit 1; }
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable client
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable client
 	@touch $@
 
 setup: $(VENV)/.installed ## Install everything into .venv
@@ -33,7 +34,7 @@ down: ## Stop the stack
 test: setup ## Run every test against a stack of its own (TESTS=tests/unit for a part)
 	$(BIN)/python -m pytest $(TESTS)
 
-docs: setup ## Generate docs/reference from the code
+docs: setup ## Fill in what the documentation takes from the code
 	$(BIN)/python -m docs.generate
 
 check: setup ## Lint, types and import contracts

@@ -47,6 +47,11 @@ class NewJob:
     queue_deadline_s: float
     deadline_s: float
 
+    @property
+    def batch_key(self) -> str:
+        """Equal for jobs that may share a pipeline call."""
+        return self.parameters.batch_key(self.id)
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -168,9 +173,7 @@ class Submitter:
         """Send the tickets of released jobs, and leave those that the broker did not take to the dispatcher."""
         if not jobs:
             return
-        tickets = [
-            Ticket(job.id, rows[job.id].dispatch_seq, job.parameters.model, job.parameters.batch_key) for job in jobs
-        ]
+        tickets = [Ticket(job.id, rows[job.id].dispatch_seq, job.parameters.model, job.batch_key) for job in jobs]
         taken = await self._publisher.publish(tickets, self._publish_timeout_s)
         missing = [ticket for ticket, ok in zip(tickets, taken, strict=True) if not ok]
         if missing:
@@ -193,7 +196,7 @@ def _as_values(job: NewJob) -> dict[str, Any]:
         "model": job.parameters.model,
         "priority": job.priority,
         "params": job.parameters.as_dict(),
-        "batch_key": job.parameters.batch_key,
+        "batch_key": job.batch_key,
         "metadata": job.metadata,
         "queue_deadline_s": job.queue_deadline_s,
         "deadline_s": job.deadline_s,

@@ -41,7 +41,9 @@ async def refresh_windows(engine: AsyncEngine, configured: int | None) -> None:
         rates = {row.model: row.jobs_per_s for row in (await connection.execute(SERVICE_RATE)).all()}
         for load in loads:
             size = window_for(load.capacity, configured)
-            values = {"model": load.model, "size": size, "jobs_per_s": rates.get(load.model)}
+            # Without a worker the pace of the past promises nothing.
+            pace = rates.get(load.model) if load.capacity else None
+            values = {"model": load.model, "size": size, "jobs_per_s": pace}
             await connection.execute(SET_WINDOW, values)
             _show(load, size)
 

@@ -193,13 +193,23 @@ RETURNING id, tenant_id, version, state, model
 
 # Row 11. A job past its total deadline; a running one is left to its worker for a while longer.
 FAIL_OVERDUE = text("""
-UPDATE jobs SET state = 'failed', finished_at = now(), dispatched_at = NULL, error_code = 'deadline_exceeded',
-    error_message = 'the job was not done by its deadline'
-WHERE id IN (
-        SELECT id FROM jobs WHERE state IN ('queued', 'running') AND deadline < now()
-            - CASE WHEN state = 'running' THEN :backstop_s ELSE 0 END * interval '1 second' LIMIT 500)
-    AND state IN ('queued', 'running')
-RETURNING id, tenant_id, version, state, model
+WITH late AS (
+    SELECT id FROM jobs
+    WHERE state IN ('queued', 'running')
+        AND deadline < now() - CASE WHEN state = 'running' THEN :backstop_s ELSE 0 END * interval '1 second'
+    LIMIT 500
+), ended AS (
+    UPDATE jobs j SET
+        state = CASE WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled' ELSE 'failed' END,
+        error_code = CASE WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled' ELSE 'deadline_exceeded' END,
+        error_message = 'the job was not done by its deadline', finished_at = now(), dispatched_at = NULL
+    FROM late WHERE j.id = late.id AND j.state IN ('queued', 'running')
+    RETURNING j.id, j.tenant_id, j.version, j.state, j.model, j.attempt
+), closed AS (
+    UPDATE attempts a SET ended_at = now(), outcome = 'deadline_exceeded'
+    FROM ended WHERE a.job_id = ended.id AND a.attempt = ended.attempt AND a.ended_at IS NULL
+)
+SELECT id, tenant_id, version, state, model FROM ended
 """)
 
 # Running attempts whose lease has run out, for the reaper.

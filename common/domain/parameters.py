@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+from uuid import UUID
 
 from common.domain.errors import FieldError, InvalidParametersError
 from common.domain.profiles import DEFAULT_NEGATIVE_PROMPT, PROFILES, ImageInput, ModelProfile, Range
@@ -45,12 +46,11 @@ class JobParameters:
         known = {field.name for field in fields(cls)}
         return cls(**{key: value for key, value in raw.items() if key in known})
 
-    @property
-    def batch_key(self) -> str:
-        """Equal for jobs that may share a pipeline call; 16 hex digits. A deterministic job shares with nobody."""
-        shared = {key: value for key, value in asdict(self).items() if key not in _UNBATCHED}
+    def batch_key(self, job_id: UUID) -> str:
+        """Equal for jobs that may share a pipeline call; a deterministic job has one of its own."""
         if self.deterministic:
-            shared["alone"] = [self.prompt, self.negative_prompt, self.seed]
+            return f"alone-{job_id}"
+        shared = {key: value for key, value in asdict(self).items() if key not in _UNBATCHED}
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -104,14 +104,15 @@ class Store:
         rows = []
         for number in range(count):
             parameters = resolve({"model": MODEL, "prompt": f"job {number}"}, seed=number)
+            job_id = new_id()
             rows.append(
                 {
-                    "id": str(new_id()),
+                    "id": str(job_id),
                     "tenant_id": str(tenant or self.tenant),
                     "model": MODEL,
                     "priority": priority,
                     "params": parameters.as_dict(),
-                    "batch_key": parameters.batch_key,
+                    "batch_key": parameters.batch_key(job_id),
                     "metadata": {},
                     "queue_deadline_s": queue_deadline_s,
                     "deadline_s": deadline_s,

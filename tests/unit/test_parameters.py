@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.domain.errors import InvalidParametersError
+from common.domain.ids import new_id
 from common.domain.parameters import MAX_SEED, JobParameters, resolve
 from common.domain.profiles import PROFILES
 
@@ -102,14 +103,14 @@ def test_parameters_survive_storage(prompt: str, seed: int) -> None:
 
 def test_prompt_and_seed_do_not_split_a_batch() -> None:
     first, second = resolve(TINY, 1), resolve({**TINY, "prompt": "a blue square", "fps": 4}, 2)
-    assert first.batch_key == second.batch_key
+    assert first.batch_key(new_id()) == second.batch_key(new_id())
 
 
 @pytest.mark.parametrize("change", [{"num_frames": 13}, {"num_inference_steps": 5}, {"guidance_scale": 2.0}])
 def test_what_the_pipeline_shares_splits_a_batch(change: dict[str, object]) -> None:
-    assert resolve(TINY, 1).batch_key != resolve({**TINY, **change}, 1).batch_key
+    assert resolve(TINY, 1).batch_key(new_id()) != resolve({**TINY, **change}, 1).batch_key(new_id())
 
 
 def test_a_deterministic_job_shares_with_nobody() -> None:
-    alone = {**TINY, "deterministic": True}
-    assert len({resolve(TINY, 1).batch_key, resolve(alone, 1).batch_key, resolve(alone, 2).batch_key}) == 3
+    alone = resolve({**TINY, "deterministic": True}, 1)
+    assert alone.batch_key(new_id()) != alone.batch_key(new_id())
