@@ -19,6 +19,9 @@ CANCEL_CHANNEL = "latentmill:cancel"
 _PROGRESS_TTL_S = 3600
 # A hint that takes longer is not worth waiting for.
 _TIMEOUT_S = 0.5
+# A listener hears nothing for hours on a quiet farm. It asks this often whether the other end still lives, since a
+# connection whose peer vanished looks just as quiet; one unanswered question ends it.
+_PING_EVERY_S = 5.0
 # Several batches' worth of steps; while Redis hangs the rest is dropped.
 _OUTBOX_EVENTS = 1000
 
@@ -70,7 +73,7 @@ class EventSender:
 
     def __init__(self, redis_url: str) -> None:
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
-        self._listening = redis.Redis.from_url(redis_url, socket_connect_timeout=_TIMEOUT_S, health_check_interval=10)
+        self._listening = redis.Redis.from_url(redis_url, socket_connect_timeout=_TIMEOUT_S)
         self._outbox: queue.Queue[Event | None] = queue.Queue(maxsize=_OUTBOX_EVENTS)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
@@ -84,8 +87,16 @@ class EventSender:
         """Ids of jobs that somebody asked to cancel, from now on. Raises redis.RedisError when the connection ends."""
         with self._listening.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.subscribe(CANCEL_CHANNEL)
-            for message in pubsub.listen():
-                yield str(message["data"])
+            asked = False
+            while True:
+                message = pubsub.get_message(timeout=_PING_EVERY_S)
+                if message is None:
+                    asked = _still_waiting(asked)
+                    pubsub.ping()
+                    continue
+                asked = False
+                if message["type"] == "message":
+                    yield str(message["data"])
 
     def close(self) -> None:
         """Send what waits, for a moment at most."""
@@ -117,21 +128,13 @@ class AsyncEvents:
         self._redis = redis.asyncio.Redis.from_url(
             redis_url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
         )
-        # Listening waits for as long as nothing happens, so it has no read timeout; health checks find a dead peer.
-        self._listening = redis.asyncio.Redis.from_url(
-            redis_url, socket_connect_timeout=_TIMEOUT_S, health_check_interval=10
-        )
+        # Listening waits for as long as nothing happens, so it has no read timeout.
+        self._listening = redis.asyncio.Redis.from_url(redis_url, socket_connect_timeout=_TIMEOUT_S)
 
-    async def send(self, event: Event) -> None:
-        """Send one event."""
-        await self._publish(EVENTS_CHANNEL, encode_event(event))
-
-    async def hint_cancel(self, job_id: UUID) -> None:
-        """Ask the workers to look for a cancel now rather than at their next heartbeat."""
-        await self._publish(CANCEL_CHANNEL, str(job_id))
-
-    async def send_many(self, events: Sequence[Event], cancels: Sequence[UUID]) -> None:
-        """Send events and cancel hints in one round trip."""
+    async def send_many(self, events: Sequence[Event], cancels: Sequence[UUID] = ()) -> None:
+        """Send events, and hints for the workers that run these jobs to look for a cancel, in one round trip."""
+        if not events and not cancels:
+            return
         pipeline = self._redis.pipeline(transaction=False)
         for event in events:
             pipeline.publish(EVENTS_CHANNEL, encode_event(event))
@@ -162,8 +165,15 @@ class AsyncEvents:
             await pubsub.subscribe(EVENTS_CHANNEL)
             if subscribed is not None:
                 subscribed()
-            async for message in pubsub.listen():
-                event = decode_event(message["data"])
+            asked = False
+            while True:
+                message = await pubsub.get_message(timeout=_PING_EVERY_S)
+                if message is None:
+                    asked = _still_waiting(asked)
+                    await pubsub.ping()
+                    continue
+                asked = False
+                event = decode_event(message["data"]) if message["type"] == "message" else None
                 if event is not None:
                     yield event
 
@@ -172,8 +182,10 @@ class AsyncEvents:
         await self._redis.aclose()
         await self._listening.aclose()
 
-    async def _publish(self, channel: str, message: str) -> None:
-        try:
-            await self._redis.publish(channel, message)
-        except redis.RedisError as error:
-            log.debug("event_not_sent", error=type(error).__name__)
+
+def _still_waiting(asked: bool) -> bool:  # noqa: FBT001  a step of two loops' state
+    """Note a question to the server. Raises redis.ConnectionError when the last one got no answer."""
+    if asked:
+        msg = f"the server said nothing for {2 * _PING_EVERY_S:g} s"
+        raise redis.ConnectionError(msg)
+    return True

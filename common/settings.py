@@ -1,29 +1,71 @@
 """Every setting of the three services, read once from LATENTMILL_* in each __main__ and passed down in parts."""
 
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, PostgresDsn, SecretStr
+from pydantic import AfterValidator, AnyUrl, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+_PREFIX = "LATENTMILL_"
+_WRONG_SETTINGS = 2  # the exit code of wrong use; trying again does not help
+
+
+def _url(*schemes: str) -> Callable[[SecretStr], SecretStr]:
+    """A check of an address with a password in it, whose message does not show the address."""
+
+    def check(secret: SecretStr) -> SecretStr:
+        try:
+            url = TypeAdapter(AnyUrl).validate_python(secret.get_secret_value())
+        except ValidationError:
+            url = None
+        if url is None or url.scheme not in schemes or (not url.host and url.scheme != "unix"):
+            msg = f"must be an address that starts with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+            raise ValueError(msg)
+        return secret
+
+    return check
+
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_url("postgresql"))]
+AmqpUrl = Annotated[SecretStr, AfterValidator(_url("amqp", "amqps"))]
+RedisUrl = Annotated[SecretStr, AfterValidator(_url("redis", "rediss", "unix"))]
 
 
 class _Section(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="LATENTMILL_", frozen=True, extra="ignore")
+    # A value that is refused may be a password: errors name the field and the reason alone.
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
+
+
+Section = TypeVar("Section", bound=_Section)
+
+
+def read(kind: type[Section]) -> Section:
+    """The settings in the environment. Names on stderr what is missing or wrong, without values, and exits with 2."""
+    try:
+        return kind()
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_context=False, include_input=False):
+            name = _PREFIX + "_".join(map(str, detail["loc"])).upper()
+            reason = re.sub(r"^(Input |Value error, )", "", detail["msg"])
+            sys.stderr.write(f"{name}: {'is required' if detail['type'] == 'missing' else reason}\n")
+    raise SystemExit(_WRONG_SETTINGS)
 
 
 class DatabaseSettings(_Section):
     """Where the truth about every job is kept."""
 
-    database_url: PostgresDsn = Field(description="postgresql://user:password@host:port/name")
+    database_url: DatabaseUrl = Field(description="postgresql://user:password@host:port/name")
 
 
 class BrokerSettings(_Section):
     """RabbitMQ, and how long a submit may wait for it."""
 
-    amqp_url: SecretStr = Field(description="amqp://user:password@host:port/vhost")
+    amqp_url: AmqpUrl = Field(description="amqp://user:password@host:port/vhost")
     publish_timeout_s: Seconds = Field(
         0.25, description="A submit waits this long for the broker's confirm, then leaves the job to the dispatcher."
     )
@@ -32,7 +74,7 @@ class BrokerSettings(_Section):
 class EventSettings(_Section):
     """Redis: progress and wake-ups. Nothing is lost without it."""
 
-    redis_url: SecretStr = Field(description="redis://:password@host:port/0")
+    redis_url: RedisUrl = Field(description="redis://:password@host:port/0")
 
 
 class StorageSettings(_Section):
@@ -60,6 +102,7 @@ class ApiSettings(DatabaseSettings, BrokerSettings, EventSettings, StorageSettin
     queue_deadline_s: Seconds = Field(3600, description="A job that waits longer without a start expires.")
     total_deadline_s: Seconds = Field(86_400, description="A job that is not done by then fails.")
     max_sockets: int = Field(5000, ge=1, description="Open WebSockets and SSE streams one process serves.")
+    max_sockets_per_tenant: int = Field(500, ge=1, description="Those of one tenant among them.")
 
 
 class DispatcherSettings(DatabaseSettings, BrokerSettings, EventSettings):
@@ -90,9 +133,16 @@ class WorkerSettings(DatabaseSettings, BrokerSettings, EventSettings, StorageSet
     )
     model: str = Field("tiny-wan2.2-t2v", description="Profile this worker serves.")
     model_path: Path | None = Field(None, description="Folder with the checkpoint; needed by the wan engine.")
-    max_batch: int = Field(4, ge=1, le=64, description="Jobs in one pipeline call, and the prefetch.")
+    # At real sizes one job keeps a GPU busy, and a batch takes as long as its jobs one after the other.
+    max_batch: int = Field(1, ge=1, le=64, description="Jobs in one pipeline call, and the prefetch.")
     batch_wait_s: float = Field(0.05, ge=0, description="How long a batch that is not full waits for mates.")
-    spool_dir: Path = Field(Path("spool"), description="Where finished videos wait for their upload.")
+    spool_dir: Path = Field(Path("spool"), description="Where finished videos wait for their upload, by worker.")
+    spool_jobs: int = Field(
+        64, ge=1, description="Unfinished and finished jobs that are not delivered yet; beyond it no new one is taken."
+    )
+    database_connections: int = Field(
+        3, ge=1, description="Connections to Postgres: with N workers it must allow N times as many, and some more."
+    )
     worker_id: str | None = Field(None, description="Name of this worker; empty: host and GPU.")
     metrics_port: Port = Field(0, description="Port of /metrics on 127.0.0.1; 0 turns it off.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics.")

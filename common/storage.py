@@ -11,6 +11,7 @@ from uuid import UUID
 
 import boto3
 import structlog
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 VIDEO_PREFIX = "videos/"
-# What boto3 and the bucket can fail with; anything else is a fault of ours.
-StorageError = (BotoCoreError, ClientError, OSError)
+# What boto3 and the bucket can fail with; anything else is a fault of ours. upload_file wraps a ClientError once more.
+StorageError = (Boto3Error, BotoCoreError, ClientError, OSError)
 
 log = structlog.get_logger()
 
@@ -82,6 +83,10 @@ def prepare_bucket(s3: "S3Client", settings: StorageSettings) -> None:
         s3.create_bucket(Bucket=settings.s3_bucket)
         log.info("bucket_created", bucket=settings.s3_bucket)
     if settings.url_mode == "edge":
+        if settings.s3_endpoint is None:
+            # AWS is reachable by everybody, not by the edge alone: the policy would publish every video.
+            msg = "LATENTMILL_URL_MODE=edge needs LATENTMILL_S3_ENDPOINT, a bucket that only the edge reaches; use s3"
+            raise ValueError(msg)
         s3.put_bucket_policy(Bucket=settings.s3_bucket, Policy=json.dumps(_edge_policy(settings.s3_bucket)))
 
 

@@ -4,7 +4,8 @@ import logging
 import sys
 
 import structlog
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client.registry import Collector
 
 # Waits reach from milliseconds on an idle farm to an hour, where the queue deadline ends them.
 _WAIT_BUCKETS = (0.05, 0.25, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -54,6 +55,38 @@ gpu_memory = Gauge("latentmill_gpu_memory_bytes", "Memory of the GPU (NVML).", [
 worker_up = Gauge("latentmill_worker_accepting", "1 while the worker takes new jobs.", ["model"])
 
 
+# What each process shows. A gauge of another service would stand at zero there and say something untrue.
+METRICS_OF: dict[str, tuple[Collector, ...]] = {
+    "api": (submitted, refused, finished, submit_flush, sockets, events_dropped),
+    "dispatcher": (
+        released,
+        queued,
+        oldest_queued,
+        window_size,
+        leading,
+        lease_expiries,
+        tickets_lost,
+        finished,
+    ),
+    "worker": (
+        finished,
+        queue_wait,
+        stage,
+        batch_size,
+        batch_fill,
+        ticket_noops,
+        tickets_bad,
+        attempts_failed,
+        stale_completions,
+        engine_busy,
+        engine_restarts,
+        gpu_utilization,
+        gpu_memory,
+        worker_up,
+    ),
+}
+
+
 def configure_logging(service: str) -> None:
     """Send every log line of this process to stderr as JSON, those of libraries included."""
     shared: list[structlog.typing.Processor] = [
@@ -79,7 +112,11 @@ def configure_logging(service: str) -> None:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 
-def serve_metrics(host: str, port: int) -> None:
-    """Serve /metrics on an internal address; port 0 turns it off."""
+def serve_metrics(service: str, host: str, port: int) -> None:
+    """Serve this service's /metrics on an internal address; port 0 turns it off."""
     if port:
-        start_http_server(port, addr=host, registry=REGISTRY)
+        registry = CollectorRegistry()
+        for metric in METRICS_OF[service]:
+            registry.register(metric)
+        ProcessCollector(registry=registry)
+        start_http_server(port, addr=host, registry=registry)

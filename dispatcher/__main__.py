@@ -6,7 +6,8 @@ import random
 import signal
 import socket
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -21,7 +22,7 @@ from common.telemetry import configure_logging, serve_metrics
 from dispatcher.expire import expire_jobs
 from dispatcher.lead import ROLE, Leadership
 from dispatcher.reap import LostTickets, reap_leases
-from dispatcher.release import refresh_windows, release_backlog
+from dispatcher.release import forget_figures, refresh_windows, release_backlog
 
 # A retry that is due, or the next job of a window that has emptied, waits this long at most.
 _RELEASE_EVERY_S = 0.25
@@ -43,26 +44,41 @@ async def run(settings: DispatcherSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tasks = [
-        asyncio.create_task(publisher.run()),
-        asyncio.create_task(_renew(lead, settings.leader_lease_s / 3)),
-        asyncio.create_task(_repeat(lead, _WINDOWS_EVERY_S, lambda: refresh_windows(engine, settings.dispatch_window))),
-        asyncio.create_task(_repeat(lead, _RELEASE_EVERY_S, lambda: release_backlog(engine, publisher))),
-        asyncio.create_task(_repeat(lead, _SCAN_EVERY_S, _scanner(settings, engine, publisher, events))),
+    lost = LostTickets(settings.ticket_lost_after_s, settings.ticket_recheck_s)
+    loops: list[Coroutine[Any, Any, None]] = [
+        publisher.run(),
+        _renew(lead, settings.leader_lease_s / 3),
+        _repeat(lead, _WINDOWS_EVERY_S, lambda: refresh_windows(engine, settings.dispatch_window)),
+        _repeat(lead, _RELEASE_EVERY_S, lambda: release_backlog(engine, publisher)),
+        _repeat(lead, _SCAN_EVERY_S, _scanner(settings, engine, events)),
+        # Of its own, since a broker that hangs must not keep lost workers from being noticed.
+        _repeat(lead, _SCAN_EVERY_S, lambda: lost.scan(engine, publisher, list(PROFILES))),
+        _stop_on_signal(stop),
     ]
+    try:
+        await _until_first_ends(loops)
+    finally:
+        await lead.step_down()
+        await events.close()
+        await engine.dispose()
+
+
+async def _stop_on_signal(stop: asyncio.Event) -> None:
     await stop.wait()
-    for task in tasks:
+
+
+async def _until_first_ends(loops: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run until one ends: the signal's, or one that failed, whose exception ends the process for a fresh one."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    ended, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await lead.step_down()
-    await events.close()
-    await engine.dispose()
+    await asyncio.gather(*running, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
-def _scanner(
-    settings: DispatcherSettings, engine: AsyncEngine, publisher: Publisher, events: AsyncEvents
-) -> Callable[[], Awaitable[None]]:
-    tickets = LostTickets(settings.ticket_lost_after_s, settings.ticket_recheck_s)
+def _scanner(settings: DispatcherSettings, engine: AsyncEngine, events: AsyncEvents) -> Callable[[], Awaitable[None]]:
     jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
 
     async def scan() -> None:
@@ -73,14 +89,16 @@ def _scanner(
         if not warming_up:
             await reap_leases(engine, events, jitter)
             await expire_jobs(engine, events, settings.deadline_backstop_s)
-        await tickets.scan(engine, publisher, list(PROFILES))
 
     return scan
 
 
 async def _renew(lead: Leadership, every_s: float) -> None:
     while True:
+        led = lead.held
         await lead.renew()
+        if led and not lead.held:
+            forget_figures()
         await asyncio.sleep(every_s)
 
 
@@ -99,7 +117,7 @@ def main() -> None:
     """Entry point."""
     configure_logging("dispatcher")
     settings = DispatcherSettings()  # type: ignore[call-arg]  # read from the environment
-    serve_metrics(settings.metrics_host, settings.metrics_port)
+    serve_metrics("dispatcher", settings.metrics_host, settings.metrics_port)
     asyncio.run(run(settings))
 
 

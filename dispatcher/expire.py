@@ -26,4 +26,4 @@ async def _end(engine: AsyncEngine, events: AsyncEvents, statement: TextClause, 
     for job in ended:
         log.info("job_ended", job_id=str(job.id), state=job.state)
         telemetry.finished.labels(job.model, job.state).inc()
-        await events.send(JobChanged(str(job.id), str(job.tenant_id), job.version))
+    await events.send_many([JobChanged(str(job.id), str(job.tenant_id), job.version) for job in ended])

@@ -75,6 +75,12 @@ async def take_back(connection: AsyncConnection, releases: Sequence[tuple[str, i
     return len((await connection.execute(TAKE_BACK, {"rows": rows})).all())
 
 
+def forget_figures() -> None:
+    """Show nothing of the queues any more: another dispatcher leads and shows them."""
+    for gauge in (telemetry.queued, telemetry.oldest_queued, telemetry.window_size):
+        gauge.clear()
+
+
 def _show(load: Row[Any], size: int | None) -> None:
     telemetry.queued.labels(load.model, "yes").set(load.released)
     telemetry.queued.labels(load.model, "no").set(load.waiting)

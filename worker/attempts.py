@@ -33,6 +33,12 @@ class Attempt:
     phase: Phase = Phase.TEXT
     step: int = 0
     timings_ms: dict[str, int] = field(default_factory=dict)
+    unwanted: bool = False  # cancelled, or another attempt owns the job: nobody waits for this result any more
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the engine still works on it; afterwards it is encoded and uploaded."""
+        return self.phase not in {Phase.ENCODE, Phase.UPLOAD}
 
     @property
     def wire_id(self) -> str:

@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, Row
@@ -14,25 +15,41 @@ from common.domain.tickets import Ticket
 from worker.attempts import Attempt
 
 
-def make_tokens(tickets: Sequence[Ticket]) -> dict[uuid.UUID, uuid.UUID]:
-    """A token for every job, made before the claim so that the claim can be recognised afterwards."""
-    return {ticket.job_id: uuid.uuid4() for ticket in tickets}
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A claim that may be tried several times. The tokens are made beforehand, so that it can be recognised later."""
+
+    batch_id: uuid.UUID
+    tokens: Mapping[Ticket, uuid.UUID]
 
 
-def claim(
-    engine: Engine, tokens: Mapping[uuid.UUID, uuid.UUID], worker_id: str, batch_id: uuid.UUID, lease_s: float
-) -> list[Attempt]:
-    """Claim these jobs; those that cannot be claimed (cancelled, taken, doubled) are left out.
+def intend(tickets: Sequence[Ticket]) -> Intent:
+    """A claim of these jobs that has not been tried yet."""
+    return Intent(uuid.uuid4(), {ticket: uuid.uuid4() for ticket in tickets})
 
-    Calling again with the same tokens after a SQLAlchemyError is safe: a claim whose reply was lost is found by them.
-    """
-    rows = json.dumps([{"id": str(job_id), "token": str(token)} for job_id, token in tokens.items()])
-    values = {"rows": rows, "worker_id": worker_id, "batch_id": str(batch_id), "lease_s": lease_s}
+
+def claim(engine: Engine, intent: Intent, worker_id: str, lease_s: float) -> list[Attempt]:
+    """Claim the jobs; those that cannot be claimed (cancelled, taken, doubled) are left out. Raises SQLAlchemyError."""
+    rows = [
+        {"id": str(ticket.job_id), "token": str(token), "batch_key": ticket.batch_key}
+        for ticket, token in intent.tokens.items()
+    ]
+    values = {
+        "rows": json.dumps(rows),
+        "worker_id": worker_id,
+        "batch_id": str(intent.batch_id),
+        "lease_s": lease_s,
+    }
     with engine.connect() as connection:
         claimed = connection.execute(CLAIM, values).all()
-        if not claimed:
-            known = [str(token) for token in tokens.values()]
-            claimed = connection.execute(CLAIMS_BY_TOKEN, {"tokens": known}).all()
+    return [_attempt(row, len(claimed)) for row in claimed]
+
+
+def claimed_already(engine: Engine, intent: Intent) -> list[Attempt]:
+    """What a try of this claim got although its reply was lost. Raises SQLAlchemyError."""
+    with engine.connect() as connection:
+        tokens = [str(token) for token in intent.tokens.values()]
+        claimed = connection.execute(CLAIMS_BY_TOKEN, {"tokens": tokens}).all()
     return [_attempt(row, len(claimed)) for row in claimed]
 
 

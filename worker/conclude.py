@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Row
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from common import telemetry
 from common.db.statements import COMPLETE, END_ATTEMPT, FENCE
-from common.domain.jobs import ErrorClass, GiveUp, JobState, after_failure
+from common.domain.jobs import ErrorClass, GiveUp, JobState, after_failure, public_message
 from common.events import JobChanged
 from worker.attempts import Attempt
 from worker.connections import Connections
@@ -21,7 +22,9 @@ from worker.connections import Connections
 _RETRY_FIRST_S = 0.5
 _RETRY_CAP_S = 5.0
 # These failures may be the fault of the job itself: it runs again without mates.
-_AGAIN_ALONE = frozenset({ErrorClass.CHILD_CRASH, ErrorClass.NAN_OUTPUT})
+_AGAIN_ALONE = frozenset({ErrorClass.CHILD_CRASH, ErrorClass.NAN_OUTPUT, ErrorClass.TIMEOUT})
+# What Postgres answers with while it is away, starts, or fails over. Anything else would fail again.
+_POSTGRES_AWAY = (InterfaceError, InternalError, OperationalError, PoolTimeoutError)
 
 _jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
 log = structlog.get_logger()
@@ -29,7 +32,7 @@ T = TypeVar("T")
 
 
 class GivenUpError(RuntimeError):
-    """The worker is leaving, or the job's deadline has passed; the dispatcher takes over once the lease is gone."""
+    """Trying again makes no sense: the worker leaves, nobody wants the result any more, or its deadline has passed."""
 
 
 def until_done(
@@ -42,7 +45,7 @@ def until_done(
             return action()
         except failures as error:
             log.warning("will_try_again", job_id=attempt.wire_id, action=action.__name__, error=type(error).__name__)
-            if time.monotonic() > attempt.deadline or connections.closing.wait(delay):
+            if attempt.unwanted or time.monotonic() > attempt.deadline or connections.closing.wait(delay):
                 raise GivenUpError(action.__name__) from error
             delay = min(2 * delay, _RETRY_CAP_S)
 
@@ -67,7 +70,7 @@ def complete(connections: Connections, attempt: Attempt, stored: dict[str, Any],
             now = connection.execute(FENCE, {"id": str(attempt.job_id)}).first()
             return now is not None and now.state == JobState.SUCCEEDED and now.token == attempt.token
 
-    accepted = until_done(connections, attempt, complete_in_postgres, (SQLAlchemyError,))
+    accepted = until_done(connections, attempt, complete_in_postgres, _POSTGRES_AWAY)
     if accepted:
         telemetry.finished.labels(attempt.parameters.model, JobState.SUCCEEDED).inc()
         log.info("job_succeeded", job_id=attempt.wire_id, attempt=attempt.attempt, timings_ms=attempt.timings_ms)
@@ -83,13 +86,15 @@ def fail(connections: Connections, attempt: Attempt, error: ErrorClass, detail: 
     verdict = after_failure(error, failures[error], _jitter)
     telemetry.attempts_failed.labels(attempt.parameters.model, error).inc()
     log.warning("attempt_failed", job_id=attempt.wire_id, attempt=attempt.attempt, error_class=error, detail=detail)
+    known = detail.replace("\0", "")[:2000]  # Postgres takes no NUL in a text
     ending = {
         "state": JobState.QUEUED,
         "delay_s": 0.0,
         "failures": json.dumps(failures),
         "error_class": error,
         "error_code": None,
-        "error_message": detail[:2000],
+        "error_message": public_message(error, known),
+        "detail": known,
         "outcome": error,
         "alone": error in _AGAIN_ALONE,
     }
@@ -112,6 +117,7 @@ def release(connections: Connections, attempt: Attempt, outcome: str) -> None:
         "error_class": None,
         "error_code": None,
         "error_message": None,
+        "detail": None,
         "outcome": outcome,
         "alone": False,
     }
@@ -126,7 +132,7 @@ def _end(connections: Connections, attempt: Attempt, ending: dict[str, Any]) -> 
             return connection.execute(END_ATTEMPT, values).first()
 
     try:
-        ended = until_done(connections, attempt, end_in_postgres, (SQLAlchemyError,))
+        ended = until_done(connections, attempt, end_in_postgres, _POSTGRES_AWAY)
     except GivenUpError:
         log.warning("attempt_left_to_its_lease", job_id=attempt.wire_id, attempt=attempt.attempt)
         return

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
@@ -20,6 +21,7 @@ class Connections:
 
     settings: WorkerSettings
     worker_id: str
+    spool: Path
     database: Engine
     s3: "S3Client"
     events: EventSender

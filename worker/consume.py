@@ -57,17 +57,26 @@ class TicketConsumer:
         self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs. It never ends by itself; when it did, nothing would be taken any more."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Connect in the background, and again whenever the connection is lost."""
         self._thread.start()
 
     def resume(self) -> None:
         """Take tickets."""
-        self._wish(wanted=True)
+        with self._changed:
+            self._wanted = True
+        self._wake()
 
     def pause(self) -> None:
         """Take no more tickets. Returns once the broker has confirmed it, or the connection is gone."""
-        self._wish(wanted=False)
+        with self._changed:
+            self._wanted = False
+        self._wake()
         with self._changed:
             self._changed.wait_for(lambda: not self._consuming, timeout=self._parameters.stack_timeout)
 
@@ -98,10 +107,6 @@ class TicketConsumer:
         self._wake()
         self._thread.join(timeout=self._parameters.stack_timeout)
 
-    def _wish(self, *, wanted: bool) -> None:
-        self._wanted = wanted
-        self._wake()
-
     def _wake(self) -> None:
         connection = self._connection
         if connection is not None:
@@ -117,8 +122,8 @@ class TicketConsumer:
                 with self._open_session() as (connection, channel):
                     delay = _RECONNECT_FIRST_S
                     self._serve(connection, channel)
-            except (pika.exceptions.AMQPError, OSError) as error:
-                log.warning("broker_lost", error=type(error).__name__)
+            except Exception as error:  # noqa: BLE001  the edge of the thread: pika has more errors than one base
+                log.warning("broker_lost", error=type(error).__name__, detail=str(error))
                 time.sleep(delay)
                 delay = min(2 * delay, _RECONNECT_CAP_S)
 
@@ -129,6 +134,7 @@ class TicketConsumer:
             channel = connection.channel()
             declare_blocking(channel, [self._model])
             channel.basic_qos(prefetch_count=self._prefetch)
+            channel.add_on_cancel_callback(_on_cancelled_by_broker)
             self._session += 1
             self._connection, self._channel = connection, channel
             log.info("broker_connected", session=self._session)
@@ -143,12 +149,9 @@ class TicketConsumer:
     def _serve(self, connection: pika.BlockingConnection, channel: BlockingChannel) -> None:
         tag: str | None = None
         while not self._stopping:
-            if self._wanted and tag is None:
-                self._heard_at = time.monotonic()
+            if tag is None and self._begin_consuming():
                 tag = channel.basic_consume(queue_name(self._model), self._on_message)
-                channel.add_on_cancel_callback(_on_cancelled_by_broker)
-                self._set_consuming(consuming=True)
-            elif not self._wanted and tag is not None:
+            elif tag is not None and not self._wanted:
                 # pika returns what arrives during the cancel to the queue; that costs a delivery count, which is why
                 # the limit of the queue is far above anything that happens here.
                 channel.basic_cancel(tag)
@@ -185,6 +188,13 @@ class TicketConsumer:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._inbox.get_nowait()
+
+    def _begin_consuming(self) -> bool:
+        """Note, before the broker is asked, that tickets may come: a pause from now on waits for the end of that."""
+        with self._changed:
+            self._consuming = self._wanted
+            self._heard_at = time.monotonic()
+            return self._wanted
 
     def _set_consuming(self, *, consuming: bool) -> None:
         with self._changed:

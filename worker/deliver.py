@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -13,7 +12,7 @@ from common import telemetry
 from common.domain.jobs import ErrorClass, Phase
 from common.storage import StorageError, delete_object, upload_video, video_key
 from worker.attempts import Attempt
-from worker.conclude import GivenUpError, complete, fail, until_done
+from worker.conclude import GivenUpError, complete, fail, release, until_done
 from worker.connections import Connections, show_progress
 from worker.encode import EncodedVideo, Mp4Writer
 from worker.engine.base import FramesReady
@@ -22,6 +21,10 @@ from worker.engine.base import FramesReady
 _UPLOADS = 4
 
 log = structlog.get_logger()
+
+
+class SpoolLostError(RuntimeError):
+    """Somebody removed a finished video before it was uploaded."""
 
 
 class DeliveryLane:
@@ -66,7 +69,7 @@ class DeliveryLane:
 
     def _writer(self, attempt: Attempt) -> Mp4Writer:
         if attempt.wire_id not in self._writers:
-            path = self._connections.settings.spool_dir / f"{attempt.job_id}.{attempt.attempt}.mp4"
+            path = self._connections.spool / f"{attempt.job_id}.{attempt.attempt}.mp4"
             size = attempt.parameters
             self._writers[attempt.wire_id] = Mp4Writer(path, width=size.width, height=size.height, fps=size.fps)
         return self._writers[attempt.wire_id]
@@ -103,7 +106,10 @@ class DeliveryLane:
         try:
             self._upload_and_complete(attempt, video)
         except GivenUpError:
-            log.warning("result_left_to_its_lease", job_id=attempt.wire_id, attempt=attempt.attempt)
+            # The job runs again elsewhere, without charge; one that was cancelled becomes cancelled.
+            release(self._connections, attempt, "preempted")
+        except SpoolLostError as error:
+            fail(self._connections, attempt, ErrorClass.INFRASTRUCTURE, str(error))
         except Exception:  # the edge of the thread
             log.exception("delivery_failed", job_id=attempt.wire_id)
             fail(self._connections, attempt, ErrorClass.INTERNAL, "the result could not be delivered")
@@ -118,6 +124,9 @@ class DeliveryLane:
         started = time.monotonic()
 
         def upload() -> None:
+            if not video.path.exists():
+                msg = "the finished video is gone from the spool"
+                raise SpoolLostError(msg)
             upload_video(s3, settings, video.path, key, video.sha256)
 
         until_done(self._connections, attempt, upload, StorageError)
@@ -127,7 +136,9 @@ class DeliveryLane:
                 telemetry.stage.labels(attempt.parameters.model, name).observe(milliseconds / 1000)
         stored = {"object_key": key, "object_sha256": video.sha256, "object_bytes": video.bytes}
         if not complete(self._connections, attempt, stored, self._result(attempt, video)):
-            delete_object(s3, settings, key)
+            release(self._connections, attempt, "cancelled")
+            with contextlib.suppress(*StorageError):
+                delete_object(s3, settings, key)
 
     def _result(self, attempt: Attempt, video: EncodedVideo) -> dict[str, Any]:
         asked = attempt.parameters
@@ -141,10 +152,3 @@ class DeliveryLane:
             "worker": self._connections.worker_id,
             **self._engine,
         }
-
-
-def empty_spool(folder: Path) -> None:
-    """Make the spool and remove what an earlier process left in it: the leases of those attempts are gone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob("*.mp4*"):
-        leftover.unlink()

@@ -51,20 +51,21 @@ class BatchRun:
         members = tuple(Member(a.wire_id, a.attempt, a.parameters) for a in self._open.values())
         limit = min(a.deadline for a in self._open.values())
         deadline = min(limit, time.monotonic() + _ATTEMPT_CAP_S)
-        started = time.monotonic()
-        model = members[0].parameters.model
+        busy = telemetry.engine_busy.labels(members[0].parameters.model)
+        counted = time.monotonic()
         try:
             for event in engine.run(
                 Batch(str(batch_id), members), stall_s=self._connections.settings.stall_s, deadline=deadline
             ):
+                # At every event and not at the end alone: a batch may take hours, and a rate is read every minute.
+                busy.inc(time.monotonic() - counted)
+                counted = time.monotonic()
                 if isinstance(event, PhaseStarted) and event.phase is Phase.DECODE:
                     on_decode()
                 self._handle(event)
         except EngineError as error:
             self._abandon(error)
             raise
-        finally:
-            telemetry.engine_busy.labels(model).inc(time.monotonic() - started)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -105,12 +106,18 @@ class BatchRun:
         attempt = self._open.pop(event.job_id)
         self._lane.discard(attempt)
         match event:
+            case MemberFailed(_, ErrorClass.TIMEOUT, _) if time.monotonic() < self._own_limit(attempt):
+                # The batch runs against the earliest deadline of its members, and that was another's.
+                release(self._connections, attempt, "mate_overdue")
             case MemberFailed(_, error, detail):
                 fail(self._connections, attempt, error, detail)
             case MemberCancelled():
                 release(self._connections, attempt, "cancelled")
             case MemberInterrupted():
                 release(self._connections, attempt, "preempted")
+
+    def _own_limit(self, attempt: Attempt) -> float:
+        return min(attempt.deadline, attempt.started_at + _ATTEMPT_CAP_S)
 
     def _fail_forgotten(self) -> None:
         self._drop(ErrorClass.INTERNAL, "the engine gave no outcome for the job")

@@ -48,6 +48,11 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     @property
+    def alive(self) -> bool:
+        """Whether the beat goes on. It never ends by itself; when it did, every lease would run out."""
+        return self._thread.is_alive()
+
+    @property
     def trusted(self) -> bool:
         """Whether the last heartbeat is recent enough to take new work."""
         return time.monotonic() - self._last_success < _TRUST_S
@@ -61,10 +66,11 @@ class Heartbeat:
         """Beat now rather than at the next turn."""
         self._wake.set()
 
-    def stop_accepting(self) -> None:
-        """Tell the dispatcher that this worker takes nothing new."""
-        self._accepting = False
-        self.beat_soon()
+    def accept(self, *, accepting: bool) -> None:
+        """Tell the dispatcher whether this worker takes new jobs."""
+        if accepting is not self._accepting:
+            self._accepting = accepting
+            self.beat_soon()
 
     def stop(self) -> None:
         """End the beat and the worker's entry."""
@@ -85,7 +91,10 @@ class Heartbeat:
         while not self._stopping.is_set():
             self._wake.wait(self._every_s)
             self._wake.clear()
-            self._beat()
+            try:
+                self._beat()
+            except Exception:  # the edge of the thread: without it the leases of all jobs would run out
+                log.exception("heartbeat_broken")
 
     def _beat(self) -> None:
         try:
@@ -100,9 +109,12 @@ class Heartbeat:
             return
         self._last_success = time.monotonic()
         # Cancelled, or another attempt owns the job by now: either way nobody wants this result.
-        unwanted = [attempt.wire_id for attempt in running if mine.get(attempt.job_id, True)]
-        if unwanted:
-            self._stop_jobs(unwanted)
+        unwanted = [attempt for attempt in running if mine.get(attempt.job_id, True)]
+        for attempt in unwanted:
+            attempt.unwanted = True
+        computing = [attempt.wire_id for attempt in unwanted if attempt.in_engine]
+        if computing:
+            self._stop_jobs(computing)
 
     def _listen(self, events: EventSender) -> None:
         while not self._stopping.is_set():

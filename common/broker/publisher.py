@@ -90,7 +90,7 @@ class Publisher:
     async def publish(self, tickets: Sequence[Ticket], timeout_s: float) -> list[bool]:
         """Publish all tickets; for each, whether the broker has safely got it. Takes at most `timeout_s` seconds."""
         session = self._session
-        if session is None or not session.channel.is_open:
+        if not tickets or session is None or not session.channel.is_open:
             return [False] * len(tickets)
         waiting = [self._send(session, ticket) for ticket in tickets]
         await asyncio.wait(waiting, timeout=timeout_s)

@@ -10,8 +10,14 @@ from common.settings import DatabaseSettings
 # A statement of ours takes milliseconds; one that hangs must not hold a request or a lease renewal for ever.
 _STATEMENT_TIMEOUT_MS = 10_000
 _CONNECT_TIMEOUT_S = 5
-# A silent peer is noticed after about 10 + 3 x 5 s, well inside a lease of 45 s.
-_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+# A silent peer is noticed within 25 s, inside a lease of 45 s: by keepalives while nothing is under way, and by the
+# user timeout while a statement is, for Linux sends no keepalives as long as something is unacknowledged.
+_SILENT_PEER = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 
 
 def sync_engine(settings: DatabaseSettings, pool_size: int) -> Engine:
@@ -26,17 +32,19 @@ def async_engine(settings: DatabaseSettings, pool_size: int) -> AsyncEngine:
 
 def migration_engine(settings: DatabaseSettings) -> Engine:
     """A connection with real transactions and without a statement timeout."""
-    return create_engine(_url(settings))
+    return create_engine(_url(settings), hide_parameters=True)
 
 
 def _url(settings: DatabaseSettings) -> str:
-    return str(settings.database_url).replace("postgresql://", "postgresql+psycopg://", 1)
+    return settings.database_url.get_secret_value().replace("postgresql://", "postgresql+psycopg://", 1)
 
 
 def _options(pool_size: int) -> dict[str, Any]:
     return {
         # One round trip a statement instead of BEGIN, statement, COMMIT.
         "isolation_level": "AUTOCOMMIT",
+        # An error's text would hold the prompts of a whole flush, and errors get logged.
+        "hide_parameters": True,
         "pool_size": pool_size,
         "max_overflow": 0,
         "pool_timeout": 5,
@@ -44,6 +52,6 @@ def _options(pool_size: int) -> dict[str, Any]:
         "connect_args": {
             "connect_timeout": _CONNECT_TIMEOUT_S,
             "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}",
-            **_KEEPALIVES,
+            **_SILENT_PEER,
         },
     }

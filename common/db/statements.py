@@ -1,7 +1,8 @@
 """What api, dispatcher and worker ask of Postgres about a job: every move of the state graph is one statement here.
 
 The statements are values: asyncio services and threads execute the same ones. Lists travel as one JSON parameter, so
-a batch of any size is one round trip and one prepared statement. The rows named here are those of the table of moves
+a batch of any size is one round trip and one prepared statement. Where several jobs are locked, it is in the order of
+their ids, so that no two statements can wait for each other. The rows named here are those of the table of moves
 in docs/explanation/lifecycle.md.
 """
 
@@ -28,7 +29,9 @@ WITH asked AS (
             WHEN w.model IS NOT NULL AND w.size IS NULL THEN 2147483647
             ELSE coalesce(w.size, :default_window) - (SELECT count(*) FROM jobs j
                 WHERE j.model = m.model AND j.state = 'queued' AND j.dispatched_at IS NOT NULL)
-        END AS free
+        END AS free,
+        EXISTS (SELECT 1 FROM workers s
+            WHERE s.model = m.model AND s.accepting AND s.heartbeat_at > now() - interval '30 seconds') AS served
     FROM (SELECT DISTINCT model FROM asked) m LEFT JOIN release_windows w USING (model)
 ), added AS (
     INSERT INTO jobs (id, tenant_id, model, priority, params, batch_key, metadata, queue_deadline, deadline,
@@ -39,7 +42,7 @@ WITH asked AS (
     FROM placed JOIN room USING (model)
     RETURNING id, version, created_at, dispatch_seq, dispatched_at IS NOT NULL AS released
 )
-SELECT added.*, room.ahead + placed.place AS position, w.jobs_per_s
+SELECT added.*, room.ahead + placed.place AS position, w.jobs_per_s, room.served
 FROM added JOIN placed USING (id) JOIN room USING (model) LEFT JOIN release_windows w USING (model)
 """)
 
@@ -65,29 +68,38 @@ WITH waiting AS (
             AND j.run_at <= now() AND j.cancel_requested_at IS NULL
         ORDER BY turn LIMIT :room
     ) c
-), picked AS (SELECT id FROM candidates ORDER BY share, id LIMIT :room)
+), picked AS (SELECT id FROM candidates ORDER BY share, id LIMIT :room
+), locked AS (
+    SELECT j.id FROM jobs j JOIN picked USING (id)
+    WHERE j.state = 'queued' AND j.dispatched_at IS NULL AND j.cancel_requested_at IS NULL
+    ORDER BY j.id FOR UPDATE OF j
+)
 UPDATE jobs j SET dispatched_at = now(), dispatch_seq = j.dispatch_seq + 1
-FROM picked
-WHERE j.id = picked.id AND j.state = 'queued' AND j.dispatched_at IS NULL AND j.cancel_requested_at IS NULL
+FROM locked WHERE j.id = locked.id
 RETURNING j.id, j.dispatch_seq, j.model, j.batch_key
 """)
 
 # Row 3. Take releases back: the ticket did not fit a batch, could not be published, or was lost.
 TAKE_BACK = text("""
-UPDATE jobs j SET dispatched_at = NULL
-FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS r(id uuid, dispatch_seq integer)
-WHERE j.id = r.id AND j.state = 'queued' AND j.dispatch_seq = r.dispatch_seq AND j.dispatched_at IS NOT NULL
+WITH locked AS (
+    SELECT j.id FROM jobs j
+    JOIN jsonb_to_recordset(CAST(:rows AS jsonb)) AS r(id uuid, dispatch_seq integer) USING (id)
+    WHERE j.state = 'queued' AND j.dispatch_seq = r.dispatch_seq AND j.dispatched_at IS NOT NULL
+    ORDER BY j.id FOR UPDATE OF j
+)
+UPDATE jobs j SET dispatched_at = NULL FROM locked WHERE j.id = locked.id
 RETURNING j.id
 """)
 
 # Row 4. Claim a batch. The worker makes the tokens beforehand, so that it can recognise its own claim when the reply
-# to the commit is lost. Rows are locked in one order: two workers with doubled tickets cannot deadlock.
+# to the commit is lost. An old ticket whose job must run alone by now does not bring it into a batch.
 CLAIM = text("""
 WITH asked AS (
-    SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS r(id uuid, token uuid)
+    SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS r(id uuid, token uuid, batch_key text)
 ), free AS (
     SELECT j.id, asked.token AS new_token FROM jobs j JOIN asked USING (id)
-    WHERE j.state = 'queued' AND j.run_at <= now() AND j.cancel_requested_at IS NULL AND j.deadline > now()
+    WHERE j.state = 'queued' AND j.batch_key = asked.batch_key AND j.run_at <= now()
+        AND j.cancel_requested_at IS NULL AND j.deadline > now()
         AND (j.attempt > 0 OR j.queue_deadline > now())
     ORDER BY j.id FOR UPDATE OF j
 ), claimed AS (
@@ -165,7 +177,7 @@ WITH ended AS (
             WHERE a.job_id = j.id AND a.attempt = j.attempt AND a.lease_expires_at < now()))
     RETURNING j.id, j.tenant_id, j.version, j.state
 ), closed AS (
-    UPDATE attempts SET ended_at = now(), outcome = :outcome, error_detail = :error_message
+    UPDATE attempts SET ended_at = now(), outcome = :outcome, error_detail = :detail
     WHERE job_id IN (SELECT id FROM ended) AND attempt = :attempt AND ended_at IS NULL
 )
 SELECT id, tenant_id, version, state FROM ended
@@ -179,7 +191,7 @@ UPDATE jobs SET
     error_code = CASE WHEN state = 'queued' THEN 'cancelled' END,
     cancel_requested_at = coalesce(cancel_requested_at, now())
 WHERE id = CAST(:id AS uuid) AND tenant_id = CAST(:tenant_id AS uuid) AND state IN ('queued', 'running')
-RETURNING id, version, state
+RETURNING id, version, state, model
 """)
 
 # Row 10. A job that nobody ever started by its queue deadline.
@@ -195,8 +207,8 @@ RETURNING id, tenant_id, version, state, model
 FAIL_OVERDUE = text("""
 WITH late AS (
     SELECT id FROM jobs
-    WHERE state IN ('queued', 'running')
-        AND deadline < now() - CASE WHEN state = 'running' THEN :backstop_s ELSE 0 END * interval '1 second'
+    WHERE state IN ('queued', 'running') AND deadline < now()
+        AND (state = 'queued' OR deadline < now() - :backstop_s * interval '1 second')
     LIMIT 500
 ), ended AS (
     UPDATE jobs j SET

@@ -86,6 +86,24 @@ FINAL_ERROR_CODE: dict[ErrorClass, str] = {
     ErrorClass.INTERNAL: "internal_error",
 }
 
+# What a client reads besides the code. What exactly happened is for the operator: it may name hosts and paths.
+_PUBLIC_MESSAGE: dict[ErrorClass, str] = {
+    ErrorClass.OOM: "the job did not fit into the memory of the GPU; a smaller size or fewer frames would",
+    ErrorClass.INFRASTRUCTURE: "a part of the farm that the job needed was away",
+    ErrorClass.CHILD_CRASH: "the engine crashed while it ran the job",
+    ErrorClass.WORKER_LOST: "the worker that ran the job was lost",
+    ErrorClass.PREEMPTED: "the worker that ran the job had to leave",
+    ErrorClass.TIMEOUT: "the job took longer than an attempt may take",
+    ErrorClass.NAN_OUTPUT: "the model produced no valid picture",
+    ErrorClass.INTERNAL: "the engine failed",
+}
+
+
+def public_message(error: ErrorClass, detail: str) -> str:
+    """What the client may read about a failed attempt: why its own input was refused, else a sentence on the class."""
+    return detail if error is ErrorClass.INVALID_INPUT else _PUBLIC_MESSAGE[error]
+
+
 BACKOFF_BASE_S = 5.0
 BACKOFF_CAP_S = 300.0
 # The first of these says nothing about the job or its surroundings: waiting would only cost the client time.

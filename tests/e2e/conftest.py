@@ -19,7 +19,13 @@ TINY = "tiny-wan2.2-t2v"
 # The synthetic workers serve a profile that no real worker of this stack serves, so that each job has its engine.
 SLOW = "wan2.2-ti2v-5b"
 SMALL: dict[str, Any] = {"model": SLOW, "size": "128x128", "num_frames": 5, "num_inference_steps": 10}
-SYNTHETIC = {"LATENTMILL_ENGINE": "synthetic", "LATENTMILL_MODEL": SLOW, "LATENTMILL_SYNTHETIC_STEP_S": "0.02"}
+SYNTHETIC = {
+    "LATENTMILL_ENGINE": "synthetic",
+    "LATENTMILL_MODEL": SLOW,
+    "LATENTMILL_SYNTHETIC_STEP_S": "0.02",
+    "LATENTMILL_MAX_BATCH": "4",
+    "LATENTMILL_STALL_S": "4",
+}
 # A lost worker is noticed within this instead of 45 s.
 LEASE_S = 6
 LEASES = {"LATENTMILL_LEASE_S": str(LEASE_S), "LATENTMILL_HEARTBEAT_S": "1"}
@@ -31,7 +37,7 @@ def stack() -> Iterator[LocalStack]:
     options = StackOptions(
         directory=stack_directory("whole"),
         workers=2,
-        worker_env=LEASES,
+        worker_env=LEASES | {"LATENTMILL_MAX_BATCH": "4"},
         dispatcher_env=LEASES | {"LATENTMILL_TICKET_LOST_AFTER_S": "6", "LATENTMILL_TICKET_RECHECK_S": "4"},
     )
     whole = LocalStack(options)

@@ -74,6 +74,23 @@ def test_a_poisonous_job_does_not_take_its_mates_along(client: Client) -> None:
     assert outcomes == ["succeeded", "failed", "succeeded", "succeeded"]
 
 
+def test_a_job_that_hangs_its_engine_is_given_up_and_its_mates_finish(client: Client) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        jobs = list(pool.map(lambda prompt: client.submit(prompt, **SMALL).id, ["[hang]", "one", "two"]))
+    ended = [client.wait(job_id, timeout_s=PATIENCE_S) for job_id in jobs]
+    assert [job.status for job in ended] == ["failed", "succeeded", "succeeded"]
+    assert ended[0].error is not None
+    assert ended[0].error.code == "inference_timeout"
+
+
+def test_an_engine_child_that_dies_while_idle_costs_no_job_an_attempt(client: Client, stack: LocalStack) -> None:
+    client.wait(client.submit("quick", **SMALL).id, timeout_s=PATIENCE_S)
+    for worker in ("worker-3", "worker-4"):
+        os.kill(engine_child(stack, worker), signal.SIGKILL)
+    job = client.wait(client.submit("after", **SMALL).id, timeout_s=PATIENCE_S)
+    assert [attempt.outcome for attempt in attempts_of(stack, job.id)] == ["succeeded"]
+
+
 def test_a_queued_job_is_cancelled_at_once(client: Client) -> None:
     job = client.submit("nobody serves this", model="wan2.2-t2v-a14b")
     assert client.cancel(job.id).status == "cancelled"
@@ -89,17 +106,21 @@ def test_a_running_job_is_cancelled_within_a_step(client: Client, stack: LocalSt
     assert attempt.step < SMALL["num_inference_steps"]
 
 
+def leave_now(stack: LocalStack, worker: str) -> None:
+    """Send two signals, one after the other is noticed: at once they would be one. Returns when the worker is gone."""
+    pid = stack.pid(worker)
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: read(stack, "SELECT accepting FROM workers WHERE id = :id", id=worker)[0].accepting, operator.not_)
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: stack.pid(worker), lambda alive: alive is None)
+
+
 def test_a_worker_that_is_told_to_leave_hands_its_job_over_uncharged(client: Client, stack: LocalStack) -> None:
     job = client.submit("slow [slow=0.6]", **SMALL)
     leaving = running_on(client, stack, job.id)
-    pid = stack.pid(leaving)
-    assert pid is not None
-    os.kill(pid, signal.SIGTERM)
-    # Two signals at once would be one.
-    until(lambda: read(stack, "SELECT accepting FROM workers WHERE id = :id", id=leaving)[0].accepting, operator.not_)
-    os.kill(pid, signal.SIGTERM)
+    leave_now(stack, leaving)
     assert client.wait(job.id, timeout_s=PATIENCE_S).status == "succeeded"
-    until(lambda: stack.pid(leaving), lambda alive: alive is None)
     assert [attempt.outcome for attempt in attempts_of(stack, job.id)] == ["preempted", "succeeded"]
     stack.start_part(leaving, SYNTHETIC)
 
@@ -168,3 +189,30 @@ def test_a_result_waits_for_a_bucket_that_is_away(client: Client, stack: LocalSt
     stack.start_part("s3")
     assert client.wait(job.id, timeout_s=PATIENCE_S).status == "succeeded"
     assert len(attempts_of(stack, job.id)) == 1
+
+
+def upload_without_a_bucket(client: Client, stack: LocalStack) -> tuple[str, str]:
+    """A job whose video waits for a bucket that is away, and the worker that has it."""
+    job = client.submit("slow [slow=0.2]", **SMALL)
+    worker = running_on(client, stack, job.id)
+    stack.stop_part("s3")
+    until(lambda: client.get(job.id).phase, lambda phase: phase == "upload")
+    return job.id, worker
+
+
+def test_a_job_is_cancelled_while_its_upload_waits(client: Client, stack: LocalStack) -> None:
+    try:
+        job_id, _ = upload_without_a_bucket(client, stack)
+        client.cancel(job_id)
+        assert client.wait(job_id, timeout_s=PATIENCE_S).status == "cancelled"
+    finally:
+        stack.start_part("s3")
+
+
+def test_a_worker_leaves_although_the_bucket_is_away(client: Client, stack: LocalStack) -> None:
+    job_id, leaving = upload_without_a_bucket(client, stack)
+    leave_now(stack, leaving)
+    stack.start_part("s3")
+    assert client.wait(job_id, timeout_s=PATIENCE_S).status == "succeeded"
+    assert [attempt.outcome for attempt in attempts_of(stack, job_id)] == ["preempted", "succeeded"]
+    stack.start_part(leaving, SYNTHETIC)

@@ -122,8 +122,11 @@ class Store:
         return sorted(added, key=lambda row: row.id)
 
     def claim(self, *job_ids: UUID, worker: str = "w1", lease_s: float = 45.0) -> list[Row[Any]]:
-        rows = json.dumps([{"id": str(job_id), "token": str(uuid.uuid4())} for job_id in job_ids])
-        values = {"rows": rows, "worker_id": worker, "batch_id": str(uuid.uuid4()), "lease_s": lease_s}
+        rows = [
+            {"id": str(job_id), "token": str(uuid.uuid4()), "batch_key": self.row(job_id).batch_key}
+            for job_id in job_ids
+        ]
+        values = {"rows": json.dumps(rows), "worker_id": worker, "batch_id": str(uuid.uuid4()), "lease_s": lease_s}
         return list(self.connection.execute(CLAIM, values).all())
 
     def row(self, job_id: UUID) -> Row[Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -62,6 +63,10 @@ async def test_a_confirmed_ticket_is_in_the_queue(publisher: Publisher, empty_qu
 async def test_a_ticket_that_reaches_no_queue_is_not_published(publisher: Publisher, empty_queues: None) -> None:
     astray = tickets(1, "no-such-model")
     assert await publisher.publish([*tickets(1), *astray, *tickets(1)], 5.0) == [True, False, True]
+
+
+async def test_publishing_nothing_is_no_error(publisher: Publisher) -> None:
+    assert await publisher.publish([], 5.0) == []
 
 
 async def test_without_a_connection_nothing_is_published_and_nobody_waits() -> None:
@@ -155,3 +160,14 @@ def test_a_consumer_survives_the_loss_of_its_queue(consumer: TicketConsumer, cha
         return bool(consumer.take(1, 0.0, 0.5))
 
     assert eventually(sent_again, within_s=20)
+
+
+def test_a_consumer_outlives_a_broker_that_accepts_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        consumer = TicketConsumer(f"amqp://a:b@127.0.0.1:{silent.getsockname()[1]}/%2F", MODEL, 1, "test")
+        consumer._parameters.stack_timeout = 0.2  # noqa: SLF001  ten seconds would show nothing more
+        consumer.start()
+        for _ in range(2):
+            silent.accept()
+        assert consumer.alive
+        consumer.stop()

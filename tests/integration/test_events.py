@@ -33,6 +33,6 @@ async def test_what_a_worker_sends_is_heard_and_the_last_progress_is_kept(settin
 
 async def test_without_redis_sending_costs_nothing_and_reading_gives_nothing() -> None:
     events = AsyncEvents("redis://127.0.0.1:1/0")
-    await events.send(PROGRESS)
+    await events.send_many([PROGRESS])
     assert await events.last_progress(["1"]) == {}
     await events.close()

@@ -43,6 +43,7 @@ def end(store: Store, claim: Row[Any], state: str, *, expired_only: bool = False
         "error_class": "internal",
         "error_code": "internal_error" if state == "failed" else None,
         "error_message": "why",
+        "detail": "why exactly",
         "outcome": "internal",
         "alone": False,
         "expired_only": expired_only,
@@ -62,10 +63,11 @@ def test_a_doubled_ticket_is_a_claim_that_finds_nothing(store: Store) -> None:
 
 def test_of_many_racing_workers_each_job_has_one(store: Store, database: Engine) -> None:
     ids = [str(row.id) for row in store.submit(50)]
+    key = store.row(uuid.UUID(ids[0])).batch_key
     won: list[uuid.UUID] = []
 
     def race() -> None:
-        rows = json.dumps([{"id": job_id, "token": str(uuid.uuid4())} for job_id in ids])
+        rows = json.dumps([{"id": job_id, "token": str(uuid.uuid4()), "batch_key": key} for job_id in ids])
         values = {"rows": rows, "worker_id": "w", "batch_id": str(uuid.uuid4()), "lease_s": 45}
         with database.connect() as connection:
             won.extend(row.id for row in connection.execute(CLAIM, values))

@@ -182,3 +182,26 @@ async def test_without_a_broker_nothing_is_released(store: Store, async_database
     away = Publisher("amqp://nobody:nothing@127.0.0.1:1/%2F", "away", [MODEL])
     await release_backlog(async_database, away)
     assert len(store.sql("SELECT 1 FROM jobs WHERE dispatched_at IS NULL AND dispatch_seq = 0")) == 2
+
+
+async def test_a_lost_ticket_is_missed_among_the_traffic_of_others(
+    store: Store, async_database: AsyncEngine, publisher: Publisher, empty_queues: None
+) -> None:
+    lost = store.submit(1)[0]
+    store.sql("UPDATE jobs SET dispatched_at = now() - interval '2 minutes'")
+    store.submit(3, window=0)
+    await refresh_windows(async_database, None)
+    await release_backlog(async_database, publisher)
+    await LostTickets(older_than_s=60.0, recheck_s=0.0).scan(async_database, publisher, [MODEL])
+    waiting = store.sql("SELECT id FROM jobs WHERE dispatched_at IS NULL")
+    assert [row.id for row in waiting] == [lost.id]
+
+
+async def test_an_overdue_job_that_was_cancelled_ends_as_cancelled(
+    store: Store, async_database: AsyncEngine, events: AsyncEvents
+) -> None:
+    claim = store.claim(store.submit()[0].id)[0]
+    store.sql("UPDATE jobs SET cancel_requested_at = now(), deadline = now() - interval '1 hour'")
+    await expire(async_database, events)
+    assert store.row(claim.id).state == "cancelled"
+    assert store.sql("SELECT ended_at FROM attempts")[0].ended_at is not None

@@ -1,6 +1,7 @@
 """One engine child as its parent holds it: the process, the pipe, the lifeline, the shared frames, its last words."""
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -23,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 # A child whose command thread lives empties the pipe in milliseconds: a write that waits longer found it hung.
 _SEND_TIMEOUT_S = 10
+# A killed process that is still there after this waits inside a driver, and may do so for ever.
+_DEATH_TIMEOUT_S = 10
 # Enough for the stacks of a crash with a pipeline under it.
 _LAST_LINES = 60
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -112,15 +115,23 @@ class Link:
     def close(self, grace_s: float) -> int:
         """Wait for the child's end at most `grace_s`, then kill it. Returns its exit code."""
         try:
-            self.process.wait(grace_s)
+            exit_code = self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        exit_code = self.process.wait()
+            exit_code = self._await_killed()
         with self._lock:
             if not self._connection.closed:
                 self._connection.close()
                 os.close(self._lifeline)
         return exit_code
+
+    def _await_killed(self) -> int:
+        """A process that waits inside a driver cannot be killed. Its jobs must not wait for it."""
+        try:
+            return self.process.wait(_DEATH_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            log.error("engine_child_does_not_die", pid=self.process.pid)  # noqa: TRY400  the trace says nothing more
+            return -signal.SIGKILL
 
     def _read_output(self) -> None:
         output = self.process.stdout

@@ -54,13 +54,22 @@ class EngineProcess:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._link: Link | None = None
+        self._last: Link | None = None
         self._running: str | None = None
 
     def start(self, timeout_s: float) -> Capabilities:
         """Start a child in place of the present one, have it load and warm up. Raises EngineStartError."""
         self.kill()
-        link = self._link = Link(self._config)
+        if self._last is not None and self._last.process.poll() is None:
+            msg = "the last engine child cannot be killed: its device hangs"
+            raise EngineStartError(msg)
         until = time.monotonic() + timeout_s
+        try:
+            link = self._link = Link(self._config)
+        except OSError as error:
+            msg = f"no engine child could be started: {error}"
+            raise EngineStartError(msg) from error
+        self._last = link
         try:
             return self._await_ready(link, until)
         except (EOFError, OSError) as error:
