@@ -11,7 +11,7 @@ import uvicorn
 from api.app import create_app
 from api.hub import Hub
 from api.routes.conversation import HEARTBEAT_S
-from common.settings import ApiSettings
+from common.settings import ApiSettings, read
 from common.telemetry import configure_logging, serve_metrics
 
 # nginx keeps idle upstream connections for 60 s; ours must not be the end that closes one just as it is used.
@@ -46,9 +46,9 @@ class _Server(uvicorn.Server):
 def main() -> None:
     """Entry point."""
     configure_logging("api")
-    settings = ApiSettings()  # type: ignore[call-arg]  # read from the environment
+    settings = read(ApiSettings)
     app = create_app(settings)
-    serve_metrics(settings.metrics_host, settings.metrics_port)
+    serve_metrics("api", settings.metrics_host, settings.metrics_port)
     config = uvicorn.Config(
         app,
         host=settings.api_host,

@@ -11,7 +11,7 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.fetch import loggable
 from api.problems import MEDIA_TYPE, problem, problem_body, refusal
 from api.resources import build, running
 from api.routes import health, jobs, models, progress
@@ -39,6 +40,9 @@ _FIRST_SERVER_ERROR = 500
 _REQUEST_S = 10.0  # as docs/explanation/lifecycle.md has it; the body has been gathered by nginx before
 _PROBLEM = {"type": "object", "example": problem_body(NOT_FOUND, "there is no such job", "/v1/jobs/job_0")}
 
+# A redirect would go to whatever host the caller named, and the pages of documentation load scripts from elsewhere.
+_SERVED: dict[str, Any] = {"redirect_slashes": False, "docs_url": None, "redoc_url": None}
+
 log = structlog.get_logger()
 
 
@@ -51,7 +55,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
         async with running(resources):
             yield
 
-    app = FastAPI(title="latentmill", version="0.1.0", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="latentmill", version="0.1.0", lifespan=lifespan, **_SERVED)
     app.state.resources = resources
     for routes in (jobs, models, progress, health):
         app.include_router(routes.router)
@@ -116,6 +120,7 @@ def _answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     for lost in (OperationalError, InterfaceError, PoolTimeoutError):
         app.add_exception_handler(lost, _database_lost)
+    app.add_exception_handler(SQLAlchemyError, _database_refused)
 
 
 # Starlette types every handler's error as Exception, and calls each with the class it was added for.
@@ -129,9 +134,14 @@ async def _http_error(request: Request, error: Any) -> Response:  # noqa: ANN401
     return problem(refusal(kind, f"{request.method} {request.url.path}"), request.url.path, error.headers)
 
 
-async def _database_lost(request: Request, error: Exception) -> Response:
-    log.warning("database_unavailable", error=type(error).__name__)
+async def _database_lost(request: Request, error: Any) -> Response:  # noqa: ANN401
+    log.warning("database_unavailable", **loggable(error))
     return problem(refusal(DATABASE_UNAVAILABLE, "try again in a moment"), request.url.path)
+
+
+async def _database_refused(request: Request, error: Any) -> Response:  # noqa: ANN401
+    log.error("database_refused", path=request.url.path, **loggable(error))
+    return problem(refusal(INTERNAL, "the failure is in the server's log"), request.url.path)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from api.announce import Announcer
 from api.fetch import fetch
 from api.problems import refusal
 from api.reads import JobReads, JobView
+from common import telemetry
 from common.db.statements import CANCEL
 from common.domain.errors import JOB_TERMINAL, NOT_FOUND
 from common.domain.jobs import JobState
@@ -30,6 +31,8 @@ async def cancel_job(
     for row in rows:
         announcer.changed(job_id, tenant_id, row.version)
         announcer.cancel(job_id)
+        if row.state == JobState.CANCELLED:  # it was queued, and no worker will ever count it
+            telemetry.finished.labels(row.model, row.state).inc()
     view = await reads.job(tenant_id, job_id)
     if view is None:
         raise refusal(NOT_FOUND, "there is no such job")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, TextClause
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 
@@ -20,3 +21,8 @@ async def fetch(engine: AsyncEngine, statement: TextClause, values: Mapping[str,
 async def _fetch(engine: AsyncEngine, statement: TextClause, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
     async with engine.connect() as connection:
         return (await connection.execute(statement, dict(values))).all()
+
+
+def loggable(error: SQLAlchemyError) -> dict[str, str | None]:
+    """What may be logged of a database's error. Its text may not: Postgres quotes the row that it refused."""
+    return {"error": type(error).__name__, "sqlstate": getattr(getattr(error, "orig", None), "sqlstate", None)}

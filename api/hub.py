@@ -7,7 +7,7 @@ so every followed job is compared with Postgres now and then, and often while Re
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ import redis
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.fetch import loggable
 from api.problems import refusal
 from api.reads import JobReads, JobView
 from api.render import progress_event, to_json
@@ -31,6 +32,8 @@ _RECONNECT_FIRST_S = 0.2
 _RECONNECT_CAP_S = 5.0  # a Redis that is back should be used again within seconds
 # A snapshot of all live jobs ends here; a tenant with more sees the rest when they change.
 MAX_LIVE_JOBS = 1000
+# A check of tens of thousands of jobs takes the event loop in turns of about a millisecond.
+_COMPARED_AT_ONCE = 500
 # Jobs known to have ended, so that a second report of it is not news. Two reports come within a second or two.
 _MAX_ENDED = 10_000
 
@@ -40,12 +43,14 @@ log = structlog.get_logger()
 class Hub:
     """Carries changes from Redis and Postgres to streams for as long as `run` runs."""
 
-    def __init__(self, events: AsyncEvents, reads: JobReads, max_streams: int) -> None:
+    def __init__(self, events: AsyncEvents, reads: JobReads, max_streams: int, max_streams_per_tenant: int) -> None:
         self.listening = False
         self.closed = False
         self._events = events
         self._reads = reads
         self._max_streams = max_streams
+        self._max_streams_per_tenant = max_streams_per_tenant
+        self._streams_of: Counter[UUID] = Counter()
         self._streams: set[Stream] = set()
         self._by_job: dict[UUID, set[Stream]] = {}
         self._by_tenant: dict[UUID, set[Stream]] = {}
@@ -60,13 +65,18 @@ class Hub:
         """A new stream that follows nothing yet. Raises LatentmillError (too_many_streams)."""
         if self.closed or len(self._streams) >= self._max_streams:
             raise refusal(TOO_MANY_STREAMS, f"at most {self._max_streams} streams are served")
+        if self._streams_of[tenant_id] >= self._max_streams_per_tenant:
+            raise refusal(TOO_MANY_STREAMS, f"a tenant has at most {self._max_streams_per_tenant} streams")
         stream = Stream(tenant_id)
         self._streams.add(stream)
+        self._streams_of[tenant_id] += 1
         return stream
 
     def leave(self, stream: Stream) -> None:
         """Forget a stream. Its jobs run on."""
-        self._streams.discard(stream)
+        if stream in self._streams:
+            self._streams.remove(stream)
+            self._streams_of[stream.tenant_id] -= 1
         _discard(self._by_tenant, stream.tenant_id, stream)
         self.unfollow(stream, list(stream.live))
 
@@ -97,7 +107,12 @@ class Hub:
         return asked - views.keys()
 
     async def follow_all(self, stream: Stream) -> None:
-        """Send a snapshot of the tenant's live jobs, then the changes of all its jobs. Raises SQLAlchemy's errors."""
+        """Send a snapshot of the tenant's live jobs, then the changes of all its jobs. Raises SQLAlchemy's errors.
+
+        A stream that has everything already gets nothing new by asking again.
+        """
+        if stream.everything_since is not None:
+            return
         self._by_tenant.setdefault(stream.tenant_id, set()).add(stream)
         stream.follow_all(new_id())
         views: list[JobView] = []
@@ -220,7 +235,7 @@ class Hub:
         try:
             views = await self._reads.jobs(tenant_id, job_ids)
         except SQLAlchemyError as error:
-            log.warning("followed_jobs_not_read", jobs=len(job_ids), error=type(error).__name__)  # the check will
+            log.warning("followed_jobs_not_read", jobs=len(job_ids), **loggable(error))  # the check will
             views = {}
         for view in views.values():
             self.on_view(view)
@@ -236,19 +251,34 @@ class Hub:
             try:
                 await self._compare()
             except SQLAlchemyError as error:
-                log.warning("followed_jobs_not_checked", error=type(error).__name__)
+                log.warning("followed_jobs_not_checked", **loggable(error))
 
     async def _compare(self) -> None:
         """Find what Postgres knows and some follower does not."""
         followed = self._by_job.keys() | {job_id for stream in self._streams for job_id in stream.live}
         if not followed and not self._by_tenant:
             return
-        for mark in await self._reads.marks(followed, self._by_tenant.keys()):
+        for number, mark in enumerate(await self._reads.marks(followed, self._tenants_followed())):
+            if number % _COMPARED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             audience = self._audience(mark.id, mark.tenant_id)
             if any(stream.misses(mark.id, mark.version) for stream in audience):
                 self.want(mark.tenant_id, mark.id)
             if not self.listening and mark.phase is not None:
                 self._note_mark(mark)
+
+    def _tenants_followed(self) -> dict[UUID, UUID]:
+        """Tenants of whom somebody follows everything, and the id from which on their jobs may be news.
+
+        Older jobs that somebody knows are asked for by id. Those that nobody knows, as they were too many for the
+        snapshot, tell of themselves over Redis; without it they are asked for too.
+        """
+        if not self.listening:
+            return dict.fromkeys(self._by_tenant, UUID(int=0))
+        return {
+            tenant_id: min(stream.everything_since or UUID(int=0) for stream in streams)
+            for tenant_id, streams in self._by_tenant.items()
+        }
 
     def _note_mark(self, mark: Any) -> None:  # noqa: ANN401  a row of JOB_MARKS
         """Progress as the worker's heartbeat left it in Postgres, coarser than what Redis carries."""

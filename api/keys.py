@@ -9,11 +9,11 @@ from api.auth import SCOPES, key_digest, new_key
 from common.db.sessions import sync_engine
 from common.db.upkeep import ADD_KEY, ADD_TENANT, LIST_KEYS, REVOKE_KEY
 from common.domain.ids import new_id
-from common.settings import DatabaseSettings
+from common.settings import DatabaseSettings, read
 
 
 def _connect() -> Connection:
-    return sync_engine(DatabaseSettings(), 1).connect()  # type: ignore[call-arg]  # read from the environment
+    return sync_engine(read(DatabaseSettings), 1).connect()
 
 
 @click.group(help="API keys in the job store at LATENTMILL_DATABASE_URL.")

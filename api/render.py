@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.db.readings import DEEPEST_POSITION
 from common.domain.ids import format_job_id
 from common.domain.jobs import TERMINAL_STATES, JobState
 from common.events import JobProgress
@@ -16,6 +17,8 @@ from common.urls import SignedUrl
 Row = Mapping[Any, Any]
 Sign = Callable[[str], SignedUrl]
 _STAGES = ("queue", "text", "denoise", "decode", "encode", "upload")
+UNSERVED = "no worker serves this model now"
+MAY_EXPIRE = "it may expire before its start"
 _CLIP = ("width", "height", "fps", "num_frames", "duration_s", "engine")
 
 
@@ -35,9 +38,12 @@ class Progress(_Documented):
 class Queue(_Documented):
     """Where a queued job stands among the jobs of its model."""
 
-    position: int = Field(description="1 is next.")
+    position: int = Field(description=f"1 is next. Exact below {DEEPEST_POSITION:,}, where it stops.")
     ahead: int = Field(description="Jobs before this one.")
-    est_start_s: float | None = Field(description="Seconds until the start at the recent pace; null without one.")
+    est_start_s: float | None = Field(
+        description="Seconds until the start at the recent pace; null without one, and at the deepest position."
+    )
+    note: str | None = Field(description="What speaks against a start, for people; null when nothing does.")
 
 
 class Batch(_Documented):
@@ -188,9 +194,18 @@ def _progress(row: Row, last: JobProgress | None) -> dict[str, Any]:
 def _queue(row: Row) -> dict[str, Any] | None:
     if row["state"] != JobState.QUEUED or row["position"] is None:
         return None
-    ahead = row["position"] - 1
-    pace = row["jobs_per_s"]
-    return {"position": row["position"], "ahead": ahead, "est_start_s": round(ahead / pace, 1) if pace else None}
+    position, pace = min(row["position"], DEEPEST_POSITION), row["jobs_per_s"]
+    wait_s = round((position - 1) / pace, 1) if pace else None
+    known = wait_s if position < DEEPEST_POSITION else None  # the wait is longer than what can be said
+    return {"position": position, "ahead": position - 1, "est_start_s": known, "note": _queue_note(row, wait_s)}
+
+
+def _queue_note(row: Row, wait_s: float | None) -> str | None:
+    if not row["served"]:
+        return UNSERVED
+    # A job that was started once does not expire any more.
+    may_expire = row["attempt"] == 0 and wait_s is not None and wait_s > row["expires_in_s"]
+    return MAY_EXPIRE if may_expire else None
 
 
 def _timings(row: Row) -> dict[str, float]:

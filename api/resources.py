@@ -23,8 +23,10 @@ from common.settings import ApiSettings
 from common.storage import presigner
 from common.urls import UrlSigner
 
-# Two flushers, four readers, and some for keys, lists and cancels. Two processes stay well under Postgres' 100.
-_CONNECTIONS = 12
+# Four readers, two for lists, and some for keys and cancels. Two processes stay well under Postgres' 100.
+_CONNECTIONS = 10
+# One for each flusher, in a pool of their own: no reader can hold up a submit.
+_SUBMIT_CONNECTIONS = 2
 # A loop that failed for a reason nobody foresaw is started again after this pause.
 _RESTART_S = 1.0
 
@@ -37,6 +39,7 @@ class Resources:
 
     settings: ApiSettings
     engine: AsyncEngine
+    submit_engine: AsyncEngine
     sign: Sign
     publisher: Publisher
     events: AsyncEvents
@@ -50,6 +53,7 @@ class Resources:
 def build(settings: ApiSettings) -> Resources:
     """Build everything; nothing is connected yet."""
     engine = async_engine(settings, _CONNECTIONS)
+    submit_engine = async_engine(settings, _SUBMIT_CONNECTIONS)
     publisher = Publisher(settings.amqp_url.get_secret_value(), f"api {settings.api_port}", list(PROFILES))
     events = AsyncEvents(settings.redis_url.get_secret_value())
     announcer = Announcer(events)
@@ -58,14 +62,15 @@ def build(settings: ApiSettings) -> Resources:
     return Resources(
         settings=settings,
         engine=engine,
+        submit_engine=submit_engine,
         sign=sign,
         publisher=publisher,
         events=events,
         announcer=announcer,
         keys=KeyRing(engine),
         reads=reads,
-        hub=Hub(events, reads, settings.max_sockets),
-        submitter=Submitter(engine, publisher, announcer, settings.publish_timeout_s),
+        hub=Hub(events, reads, settings.max_sockets, settings.max_sockets_per_tenant),
+        submitter=Submitter(submit_engine, publisher, announcer, settings.publish_timeout_s),
     )
 
 
@@ -88,6 +93,7 @@ async def running(resources: Resources) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await resources.events.close()
         await resources.engine.dispose()
+        await resources.submit_engine.dispose()
 
 
 def resources_of(connection: HTTPConnection) -> Resources:

@@ -68,6 +68,29 @@ class Told:
     attempt: int
 
 
+@dataclass(slots=True)
+class Bucket:
+    """Tokens for what may happen `rate` times a second in the long run, and `burst` times at once."""
+
+    rate: float
+    burst: float
+    _tokens: float = field(init=False)
+    _at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Start full."""
+        self._tokens = self.burst
+
+    def take(self, now: float) -> bool:
+        """Take a token if there is one. `now` is a monotonic time in seconds."""
+        earned = max(0.0, now - self._at) * self.rate
+        self._tokens, self._at = min(self.burst, self._tokens + earned), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One follower. `live` says of the jobs it follows that have not ended what it was last told."""
@@ -80,8 +103,7 @@ class Stream:
     _frames: deque[Frame] = field(default_factory=deque)
     _held: list[Change | Step] = field(default_factory=list)
     _unread_chars: int = 0
-    _tokens: float = PROGRESS_BURST
-    _tokens_at: float = 0.0
+    _progress: Bucket = field(default_factory=lambda: Bucket(PROGRESS_PER_S, PROGRESS_BURST))
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def follow_all(self, since: UUID) -> None:
@@ -146,7 +168,7 @@ class Stream:
             return
         if len(self._frames) >= MAX_UNREAD_FOR_PROGRESS:
             telemetry.events_dropped.inc()
-        elif self._take_token(now):
+        elif self._progress.take(now):
             self._put(step.frame)
 
     def tell_steps(self, steps: Sequence[Step], attempt: int, now: float) -> None:
@@ -165,6 +187,13 @@ class Stream:
         """End this stream after what is queued."""
         self.close_code = self.close_code or code
         self._wake.set()
+
+    def expel(self, close_code: int, **error: str) -> None:
+        """End this stream with an error, and leave unsaid what is queued."""
+        self._frames.clear()
+        self._unread_chars = 0
+        self.tell("error", **error)
+        self.close(close_code)
 
     def disconnect(self) -> None:
         """The reader has left: nothing more can be sent."""
@@ -193,26 +222,17 @@ class Stream:
             self.close_code = TRY_LATER
         self._wake.set()
 
-    def _take_token(self, now: float) -> bool:
-        earned = max(0.0, now - self._tokens_at) * PROGRESS_PER_S
-        self._tokens, self._tokens_at = min(PROGRESS_BURST, self._tokens + earned), now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
 
 def snapshot_frames(views: Sequence[JobView]) -> list[Frame]:
     """The jobs in as few frames as their size allows; one frame also for no job at all."""
     parts: list[list[str]] = [[]]
     size = 0
     for view in views:
-        text = to_json(view.body)
-        if parts[-1] and size + len(text) > MAX_SNAPSHOT_CHARS:
+        if parts[-1] and size + len(view.text) > MAX_SNAPSHOT_CHARS:
             parts.append([])
             size = 0
-        parts[-1].append(text)
-        size += len(text)
+        parts[-1].append(view.text)
+        size += len(view.text)
     only = views[0] if len(views) == 1 else None
     seq, last = (only.version, only.terminal) if only else (None, False)
     return [Frame("snapshot", '{"type":"snapshot","jobs":[' + ",".join(part) + "]}", seq, last) for part in parts]
@@ -220,11 +240,6 @@ def snapshot_frames(views: Sequence[JobView]) -> list[Frame]:
 
 def state_frame(view: JobView) -> Frame:
     """The event about a job's new version."""
-    event = {
-        "type": "job.state",
-        "job_id": view.body["id"],
-        "seq": view.version,
-        "status": view.state,
-        "job": view.body,
-    }
-    return Frame("job.state", to_json(event), view.version, view.terminal)
+    event = {"type": "job.state", "job_id": view.body["id"], "seq": view.version, "status": view.state}
+    text = f'{to_json(event)[:-1]},"job":{view.text}}}'
+    return Frame("job.state", text, view.version, view.terminal)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.announce import Announcer
+from api.fetch import loggable
 from api.problems import refusal
 from common import telemetry
 from common.broker.publisher import Publisher
@@ -55,13 +56,17 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that is safely stored; `position` 1 is next, `jobs_per_s` the recent pace of its model."""
+    """A job that is safely stored.
+
+    `position` 1 is next, `jobs_per_s` is the recent pace of its model, `served` says whether a worker takes its jobs.
+    """
 
     job: NewJob
     version: int
     created_at: datetime
     position: int
     jobs_per_s: float | None
+    served: bool
 
     def as_row(self) -> dict[str, Any]:
         """The same columns that a read of the new job gives."""
@@ -78,6 +83,8 @@ class Accepted:
             "created_at": self.created_at,
             "position": self.position,
             "jobs_per_s": self.jobs_per_s,
+            "served": self.served,
+            "expires_in_s": self.job.queue_deadline_s,
         }
 
 
@@ -132,18 +139,20 @@ class Submitter:
 
     async def _answer(self, batch: list[_Waiting]) -> None:
         """Flush and answer everybody in the batch, with an error if need be."""
+        holds_bad_row = False
         try:
             await self._flush(batch)
         except (DataError, IntegrityError) as error:
-            if len(batch) == 1:
+            holds_bad_row = len(batch) > 1
+            if not holds_bad_row:
                 _fail(batch, error)
-            else:
-                await self._flush_halves(batch)
         except SQLAlchemyError as error:
             _fail(batch, error)
         except Exception as error:  # the loop's edge: later submits must find a flusher
             log.exception("flush_failed", jobs=len(batch))
             _fail(batch, error)
+        if holds_bad_row:  # not inside the handler: what fails here would be logged together with the row
+            await self._flush_halves(batch)
 
     async def _flush_halves(self, batch: list[_Waiting]) -> None:
         """Postgres refused a row, hence the statement: halve until the bad row is alone and its mates are stored."""
@@ -159,8 +168,8 @@ class Submitter:
         for waiting in batch:
             row = rows[waiting.job.id]
             if not waiting.answer.done():
-                accepted = Accepted(waiting.job, row.version, row.created_at, row.position, row.jobs_per_s)
-                waiting.answer.set_result(accepted)
+                place = (row.position, row.jobs_per_s, row.served)
+                waiting.answer.set_result(Accepted(waiting.job, row.version, row.created_at, *place))
             telemetry.submitted.labels(waiting.job.parameters.model).inc()
             self._announcer.changed(waiting.job.id, waiting.job.tenant_id, row.version)
 
@@ -186,7 +195,7 @@ class Submitter:
                 await connection.execute(TAKE_BACK, {"rows": json.dumps(rows)})
         except SQLAlchemyError as error:
             # The jobs are stored all the same; the dispatcher's scan for lost tickets finds them.
-            log.warning("tickets_not_taken_back", jobs=len(rows), error=type(error).__name__)
+            log.warning("tickets_not_taken_back", jobs=len(rows), **loggable(error))
 
 
 def _as_values(job: NewJob) -> dict[str, Any]:

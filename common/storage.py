@@ -15,7 +15,7 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from common.settings import StorageSettings
+from common.settings import StorageSettings, read
 from common.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -120,5 +120,5 @@ def _client(settings: StorageSettings, endpoint: str | None) -> "S3Client":
 
 if __name__ == "__main__":
     configure_logging("storage")
-    _settings = StorageSettings()  # type: ignore[call-arg]  # read from the environment
+    _settings = read(StorageSettings)
     prepare_bucket(client(_settings), _settings)

@@ -1,11 +1,13 @@
 """Logs (one JSON line each, never a prompt or a secret) and every metric of the three services."""
 
 import logging
+import re
 import sys
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 from prometheus_client.registry import Collector
+from structlog.typing import EventDict
 
 # Waits reach from milliseconds on an idle farm to an hour, where the queue deadline ends them.
 _WAIT_BUCKETS = (0.05, 0.25, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -87,6 +89,16 @@ METRICS_OF: dict[str, tuple[Collector, ...]] = {
 }
 
 
+# Postgres quotes the whole row that it refused, the prompt in it included.
+_ROW_DETAIL = re.compile(r"DETAIL: .*")
+
+
+def _without_row_details(_logger: object, _method: str, line: EventDict) -> EventDict:
+    if isinstance(line.get("exception"), str):
+        line["exception"] = _ROW_DETAIL.sub("DETAIL: left out", line["exception"])
+    return line
+
+
 def configure_logging(service: str) -> None:
     """Send every log line of this process to stderr as JSON, those of libraries included."""
     shared: list[structlog.typing.Processor] = [
@@ -95,6 +107,7 @@ def configure_logging(service: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _without_row_details,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

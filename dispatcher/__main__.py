@@ -17,7 +17,7 @@ from common.db.sessions import async_engine
 from common.db.upkeep import FORGET_WORKERS, NOTE_SCAN
 from common.domain.profiles import PROFILES
 from common.events import AsyncEvents
-from common.settings import DispatcherSettings
+from common.settings import DispatcherSettings, read
 from common.telemetry import configure_logging, serve_metrics
 from dispatcher.expire import expire_jobs
 from dispatcher.lead import ROLE, Leadership
@@ -116,7 +116,7 @@ async def _repeat(lead: Leadership, every_s: float, action: Callable[[], Awaitab
 def main() -> None:
     """Entry point."""
     configure_logging("dispatcher")
-    settings = DispatcherSettings()  # type: ignore[call-arg]  # read from the environment
+    settings = read(DispatcherSettings)
     serve_metrics("dispatcher", settings.metrics_host, settings.metrics_port)
     asyncio.run(run(settings))
 

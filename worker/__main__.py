@@ -14,7 +14,7 @@ import structlog
 from common import telemetry
 from common.db.sessions import sync_engine
 from common.events import EventSender
-from common.settings import WorkerSettings
+from common.settings import WorkerSettings, read
 from common.storage import client
 from worker.attempts import ActiveAttempts
 from worker.connections import Connections
@@ -127,7 +127,7 @@ def start_engine(settings: WorkerSettings) -> tuple[EngineProcess, Capabilities]
 def main() -> int:
     """Entry point."""
     telemetry.configure_logging("worker")
-    settings = WorkerSettings()  # type: ignore[call-arg]  # read from the environment
+    settings = read(WorkerSettings)
     worker_id = settings.worker_id or f"{socket.gethostname()}:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
     try:
         with open_spool(settings.spool_dir, worker_id) as spool:

@@ -1,7 +1,9 @@
 """One WebSocket: who is at the other end, what it asks, what it is told."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import structlog
@@ -13,8 +15,9 @@ from api.cancel import cancel_job
 from api.problems import refusal
 from api.render import to_json
 from api.resources import Resources
+from api.routes.callers import FORBIDDEN, UNAUTHENTICATED, expel, watch_key
 from api.schemas import Cancel, Ping, SocketMessage, Subscribe, Unsubscribe, read_socket_message
-from api.stream import DISCONNECTED, GOING_AWAY, TRY_LATER, Stream
+from api.stream import DISCONNECTED, GOING_AWAY, TRY_LATER, Bucket, Stream
 from common.domain.errors import (
     DATABASE_UNAVAILABLE,
     INSUFFICIENT_SCOPE,
@@ -28,38 +31,53 @@ PROTOCOL = "latentmill.v1"
 HEARTBEAT_S = 20  # the server's ping interval; a proxy gives a silent connection 60 s
 # A browser cannot set a header, so it offers its key as a second subprotocol. It is never selected, hence never echoed.
 _BEARER_PROTOCOL = "latentmill.bearer."
-BAD_MESSAGE, UNAUTHENTICATED, FORBIDDEN = 4400, 4401, 4403
+BAD_MESSAGE, TOO_MANY_MESSAGES = 4400, 4429
 # Jobs one socket follows by id; with `all` there is no such bound.
 _MAX_FOLLOWED = 1000
+# A program that follows every job by a message of its own sends dozens at once; a person, one now and then.
+MESSAGES_PER_S, MESSAGE_BURST = 10.0, 50.0
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """One socket's other end."""
+
+    resources: Resources
+    key: str | None
+    stream: Stream
+    allowance: Bucket = field(default_factory=lambda: Bucket(MESSAGES_PER_S, MESSAGE_BURST))
 
 
 async def serve_socket(websocket: WebSocket, resources: Resources, offered: Sequence[str]) -> None:
     """Serve an accepted socket until either end leaves. Whatever happens here, no job is cancelled by it."""
     try:
-        principal = await _authenticate(websocket, resources, offered)
+        key = _key(websocket, offered)
+        principal = await _authenticate(websocket, resources, offered, key)
         if principal is None:
             return
         stream = await _open(websocket, resources, principal)
         if stream is None:
             return
         try:
-            await _converse(websocket, resources, principal, stream)
+            await _converse(websocket, _Caller(resources, key, stream))
         finally:
             resources.hub.leave(stream)
     except WebSocketDisconnect:
         pass
 
 
-async def _authenticate(websocket: WebSocket, resources: Resources, offered: Sequence[str]) -> Principal | None:
+async def _authenticate(
+    websocket: WebSocket, resources: Resources, offered: Sequence[str], key: str | None
+) -> Principal | None:
     # Accepted first and closed then: the only refusal whose reason a browser's script gets to see.
     if offered and PROTOCOL not in offered:
         error = refusal(INVALID_PARAMETER, f"offer the subprotocol {PROTOCOL}")
         await _refuse(websocket, error, BAD_MESSAGE)
         return None
     try:
-        principal = await resources.keys.authenticate(_key(websocket, offered))
+        principal = await resources.keys.authenticate(key)
         principal.require("jobs:read")
     except LatentmillError as error:
         code = FORBIDDEN if error.kind is INSUFFICIENT_SCOPE else UNAUTHENTICATED
@@ -91,9 +109,13 @@ async def _refuse(websocket: WebSocket, error: LatentmillError, close_code: int)
     await websocket.close(close_code, error.kind.code)
 
 
-async def _converse(websocket: WebSocket, resources: Resources, principal: Principal, stream: Stream) -> None:
+async def _converse(websocket: WebSocket, caller: _Caller) -> None:
+    stream = caller.stream
     stream.tell("ready", protocol=PROTOCOL, heartbeat_s=HEARTBEAT_S)
-    receiver = asyncio.create_task(_receive(websocket, resources, principal, stream))
+    beside = [
+        asyncio.create_task(_receive(websocket, caller)),
+        asyncio.create_task(watch_key(caller.resources.keys, caller.key, stream)),
+    ]
     try:
         while (frame := await stream.next()) is not None:
             await websocket.send_text(frame.text)
@@ -102,25 +124,31 @@ async def _converse(websocket: WebSocket, resources: Resources, principal: Princ
     except WebSocketDisconnect:
         pass
     finally:
-        receiver.cancel()
-        await asyncio.gather(receiver, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
 
 
-async def _receive(websocket: WebSocket, resources: Resources, principal: Principal, stream: Stream) -> None:
+async def _receive(websocket: WebSocket, caller: _Caller) -> None:
     """Answer messages until the client leaves or breaks the protocol; then let the sender end."""
+    stream = caller.stream
     try:
         while stream.close_code is None:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
                 stream.disconnect()
-                return
-            await _answer(message.get("text"), resources, principal, stream)
+            elif caller.allowance.take(time.monotonic()):
+                await _answer(message.get("text"), caller)
+            else:
+                stream.tell("error", code="rate_limited", message=f"at most {MESSAGES_PER_S:g} messages a second")
+                stream.close(TOO_MANY_MESSAGES)
     except Exception:  # the edge of this task: its socket must not stay open unheard
         log.exception("socket_failed")
         stream.close(1011)
 
 
-async def _answer(text: str | None, resources: Resources, principal: Principal, stream: Stream) -> None:
+async def _answer(text: str | None, caller: _Caller) -> None:
+    stream = caller.stream
     try:
         message = read_socket_message(text or "")  # a binary frame has no text
     except LatentmillError as error:
@@ -128,12 +156,23 @@ async def _answer(text: str | None, resources: Resources, principal: Principal, 
         stream.close(BAD_MESSAGE)
         return
     try:
-        await _act(message, resources, principal, stream)
+        principal = await _still_allowed(caller)
+        if principal is not None:
+            await _act(message, caller.resources, principal, stream)
     except LatentmillError as error:
         job = {"job_id": message.job_id} if isinstance(message, Cancel) else {}
         stream.tell("error", **_error_fields(error), **job)
     except SQLAlchemyError:
         stream.tell("error", **_error_fields(refusal(DATABASE_UNAVAILABLE, "try again in a moment")))
+
+
+async def _still_allowed(caller: _Caller) -> Principal | None:
+    """Who is asking, or None after the end of his stream: the key may have been revoked since it was opened."""
+    try:
+        return await caller.resources.keys.authenticate(caller.key)
+    except LatentmillError as error:
+        expel(caller.stream, error)
+        return None
 
 
 async def _act(message: SocketMessage, resources: Resources, principal: Principal, stream: Stream) -> None:

@@ -1,19 +1,18 @@
 """Live progress: GET /v1/jobs/{id}/events (SSE) and the WebSocket /v1/ws."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from api.hub import Hub
 from api.problems import refusal
-from api.resources import resources_of
-from api.routes.callers import caller
+from api.resources import Resources, resources_of
+from api.routes.callers import caller, request_key, watch_key
 from api.routes.conversation import PROTOCOL, serve_socket
 from api.routes.jobs import asked_job
 from api.stream import Frame, Stream
@@ -56,7 +55,7 @@ async def follow_job(request: Request, job_id: str) -> Response:
     except BaseException:
         resources.hub.leave(stream)
         raise
-    return StreamingResponse(_events(resources.hub, stream), headers=_HEADERS, media_type="text/event-stream")
+    return _EventStream(resources, stream, request_key(request))
 
 
 @router.websocket("/v1/ws")
@@ -73,23 +72,40 @@ def _last_event_id(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
-async def _events(hub: Hub, stream: Stream) -> AsyncIterator[str]:
-    with contextlib.ExitStack() as leaving:
-        leaving.callback(hub.leave, stream)
-        leaving.enter_context(telemetry.sockets.labels("sse").track_inprogress())
-        yield _OPENING
-        while True:
-            try:
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    frame = await stream.next()
-            except TimeoutError:
-                yield ": heartbeat\n\n"
-                continue
-            if frame is None:
-                return
-            yield _as_event(frame)
-            if frame.last:
-                return
+class _EventStream(StreamingResponse):
+    """The answer that follows a job. Its stream is left also when the reader goes before the first event."""
+
+    def __init__(self, resources: Resources, stream: Stream, key: str | None) -> None:
+        super().__init__(_events(stream), headers=_HEADERS, media_type="text/event-stream")
+        self._resources = resources
+        self._stream = stream
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the job ends, the reader leaves or the key is revoked."""
+        watching = asyncio.create_task(watch_key(self._resources.keys, self._key, self._stream))
+        try:
+            with telemetry.sockets.labels("sse").track_inprogress():
+                await super().__call__(scope, receive, send)
+        finally:
+            watching.cancel()
+            self._resources.hub.leave(self._stream)
+
+
+async def _events(stream: Stream) -> AsyncIterator[str]:
+    yield _OPENING
+    while True:
+        try:
+            async with asyncio.timeout(_HEARTBEAT_S):
+                frame = await stream.next()
+        except TimeoutError:
+            yield ": heartbeat\n\n"
+            continue
+        if frame is None:
+            return
+        yield _as_event(frame)
+        if frame.last:
+            return
 
 
 def _as_event(frame: Frame) -> str:

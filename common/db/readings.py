@@ -16,25 +16,27 @@ _BESIDE = f"""
     LEFT JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt AND j.state = 'running'
     LEFT JOIN release_windows w ON w.model = j.model AND j.state = 'queued'
     LEFT JOIN ({_SERVED}) s ON s.model = j.model
-"""  # noqa: S608  the pieces are constants of this module
+"""
 
 
 def _with_places(chosen: str, order: str) -> str:
     """Jobs with their places in the queues. One pass over a model's queue, in its index's order, numbers all of them.
 
-    To count what is ahead of each of a thousand jobs would be a thousand such passes.
+    To count what is ahead of each of a thousand jobs would be a thousand such passes. The full join is there because
+    it can only be hashed or merged: statistics lag behind a queue that fills within seconds, and a plan that was made
+    for two jobs would compare each of a thousand with each of the queue.
     """
     return f"""
-    WITH j AS MATERIALIZED ({chosen}), places AS (
-        SELECT q.id, q.place FROM (SELECT DISTINCT model FROM j WHERE state = 'queued') m CROSS JOIN LATERAL (
+    WITH chosen AS MATERIALIZED ({chosen}), places AS (
+        SELECT q.id, q.place FROM (SELECT DISTINCT model FROM chosen WHERE state = 'queued') m CROSS JOIN LATERAL (
             SELECT n.id, row_number() OVER (ORDER BY n.priority DESC, n.id) AS place FROM (
                 SELECT id, priority FROM jobs WHERE model = m.model AND state = 'queued'
                 ORDER BY priority DESC, id LIMIT {DEEPEST_POSITION}
             ) n
         ) q
-    )
-    SELECT {_SHOWN}, CASE WHEN j.state = 'queued' THEN coalesce(p.place, {DEEPEST_POSITION}) END AS position
-    FROM j {_BESIDE} LEFT JOIN places p ON p.id = j.id AND j.state = 'queued' {order}
+    ), j AS MATERIALIZED (SELECT c.*, p.place FROM chosen c FULL JOIN places p ON p.id = c.id)
+    SELECT {_SHOWN}, CASE WHEN j.state = 'queued' THEN coalesce(j.place, {DEEPEST_POSITION}) END AS position
+    FROM j {_BESIDE} WHERE j.state IS NOT NULL {order}
     """  # noqa: S608  the pieces are constants of this module
 
 
@@ -85,15 +87,16 @@ LIVE_JOBS = text(
 )
 
 # Where followed jobs stand, without what clients are shown of them: cheap enough to ask for all of them every few
-# seconds. Given are jobs by id, and tenants of whom every live job is followed.
+# seconds. Given are jobs by id, and tenants of whom every live job is followed that is newer than an id.
 JOB_MARKS = text("""
 SELECT j.id, j.tenant_id, j.version, j.attempt, a.phase, a.step, (j.params ->> 'num_inference_steps')::integer AS steps
 FROM jobs j LEFT JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt AND j.state = 'running'
 WHERE j.id = ANY(CAST(:ids AS uuid[]))
 UNION
 SELECT j.id, j.tenant_id, j.version, j.attempt, a.phase, a.step, (j.params ->> 'num_inference_steps')::integer AS steps
-FROM jobs j LEFT JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt AND j.state = 'running'
-WHERE j.tenant_id = ANY(CAST(:tenant_ids AS uuid[])) AND j.state IN ('queued', 'running')
+FROM unnest(CAST(:tenant_ids AS uuid[]), CAST(:sinces AS uuid[])) AS f(tenant_id, since)
+JOIN jobs j ON j.tenant_id = f.tenant_id AND j.id > f.since AND j.state IN ('queued', 'running')
+LEFT JOIN attempts a ON a.job_id = j.id AND a.attempt = j.attempt AND j.state = 'running'
 """)
 
 KEY_BY_HASH = text("""

@@ -69,6 +69,7 @@ CREATE INDEX jobs_running ON jobs (model, tenant_id) WHERE state = 'running';
 CREATE INDEX jobs_deadline ON jobs (deadline) WHERE state IN ('queued', 'running');
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline) WHERE state = 'queued' AND attempt = 0;
 CREATE INDEX jobs_of_tenant ON jobs (tenant_id, id DESC);
+CREATE INDEX jobs_live ON jobs (tenant_id, id) WHERE state IN ('queued', 'running');
 CREATE INDEX jobs_finished ON jobs (model, finished_at) WHERE state = 'succeeded';
 
 CREATE TABLE attempts (

@@ -30,7 +30,8 @@ SETTINGS = {
     "s3_access_key": "a",
     "s3_secret_key": "b",
     "edge_secret": "c",
-    "max_sockets": 2,
+    "max_sockets": 3,
+    "max_sockets_per_tenant": 2,
 }
 
 
@@ -137,6 +138,17 @@ async def test_the_document_describes_jobs_and_no_422(client: httpx.AsyncClient)
     assert "/v1/jobs" in document["paths"]
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/livez/"])
+async def test_no_address_redirects_to_a_host_that_the_caller_names(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path, headers={"host": "evil.example"})
+    assert (answer.status_code, answer.headers.get("location")) == (404, None)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+async def test_no_page_loads_scripts_from_elsewhere(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 404
+
+
 @pytest.mark.parametrize("kind", CATALOGUE, ids=lambda kind: kind.code)
 def test_every_error_of_the_catalogue_has_both_forms(kind: object) -> None:
     body = problem_body(kind, "why", "/here")  # type: ignore[arg-type]  # pytest's parameters have no type
@@ -158,12 +170,26 @@ def hub_of(app: FastAPI) -> Hub:
 
 def test_a_process_serves_so_many_streams_and_no_more(app: FastAPI) -> None:
     hub = hub_of(app)
-    first, _ = hub.open(new_id()), hub.open(new_id())
+    first, _, _ = hub.open(new_id()), hub.open(new_id()), hub.open(new_id())
     with pytest.raises(LatentmillError) as refused:
         hub.open(new_id())
     assert refused.value.kind is TOO_MANY_STREAMS
     hub.leave(first)
     hub.open(new_id())
+
+
+def test_a_tenant_has_so_many_streams_and_leaves_room_for_others(app: FastAPI) -> None:
+    hub, tenant = hub_of(app), new_id()
+    first, _ = hub.open(tenant), hub.open(tenant)
+    with pytest.raises(LatentmillError) as refused:
+        hub.open(tenant)
+    assert refused.value.kind is TOO_MANY_STREAMS
+    hub.leave(hub.open(new_id()))
+    hub.leave(first)
+    hub.leave(first)  # leaving twice frees one place
+    hub.open(tenant)
+    with pytest.raises(LatentmillError):
+        hub.open(tenant)
 
 
 def test_a_leaving_process_ends_its_streams_and_takes_no_new_one(app: FastAPI) -> None:

@@ -4,8 +4,9 @@ from uuid import UUID
 
 import pytest
 
-from api.render import Job, render_job
+from api.render import MAY_EXPIRE, UNSERVED, Job, render_job
 from api.submit import Accepted, NewJob
+from common.db.readings import DEEPEST_POSITION
 from common.domain.parameters import resolve
 from common.events import JobProgress
 from common.urls import SignedUrl
@@ -18,7 +19,7 @@ STATES = ["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 
 def row(state: str = "queued", **changed: Any) -> dict[str, Any]:
     new = NewJob(ID, ID, PARAMETERS, 5, {"a": "b"}, 60, 600)
-    fresh = Accepted(new, 1, T0, position=3, jobs_per_s=0.5).as_row()
+    fresh = Accepted(new, 1, T0, position=3, jobs_per_s=0.5, served=True).as_row()
     if state != "queued":
         fresh |= {"state": state, "position": None, "attempt": 1, "started_at": T0 + timedelta(seconds=2)}
     if state == "succeeded":
@@ -41,11 +42,29 @@ def test_a_body_in_any_state_is_what_openapi_promises(state: str) -> None:
 
 
 def test_a_queued_job_shows_where_it_stands() -> None:
-    assert render(row())["queue"] == {"position": 3, "ahead": 2, "est_start_s": 4.0}
+    assert render(row())["queue"] == {"position": 3, "ahead": 2, "est_start_s": 4.0, "note": None}
 
 
 def test_without_a_pace_no_start_is_estimated() -> None:
     assert render(row(jobs_per_s=None))["queue"]["est_start_s"] is None
+
+
+def test_a_queued_job_says_that_nobody_serves_its_model() -> None:
+    assert render(row(served=False, jobs_per_s=None))["queue"]["note"] == UNSERVED
+
+
+def test_a_queued_job_says_that_it_may_expire() -> None:
+    assert render(row(expires_in_s=3.9))["queue"]["note"] == MAY_EXPIRE
+    assert render(row(expires_in_s=4.1))["queue"]["note"] is None
+
+
+def test_a_job_that_was_started_once_does_not_expire() -> None:
+    assert render(row(expires_in_s=-1.0, attempt=1))["queue"]["note"] is None
+
+
+def test_a_position_ends_where_counting_does_and_promises_no_start() -> None:
+    shown = render(row(position=DEEPEST_POSITION + 5, expires_in_s=1e9))["queue"]
+    assert shown == {"position": DEEPEST_POSITION, "ahead": DEEPEST_POSITION - 1, "est_start_s": None, "note": None}
 
 
 def test_a_running_job_shows_its_last_progress() -> None:

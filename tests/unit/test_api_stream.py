@@ -12,6 +12,7 @@ from api.stream import (
     MAX_UNREAD_FOR_PROGRESS,
     PROGRESS_BURST,
     TRY_LATER,
+    Bucket,
     Change,
     Frame,
     Step,
@@ -140,6 +141,26 @@ async def test_a_short_job_shows_every_step_and_a_long_flood_two_a_second() -> N
             told.append(number)
     assert told[: int(PROGRESS_BURST)] == list(range(int(PROGRESS_BURST)))
     assert PROGRESS_BURST + 195 <= len(told) <= PROGRESS_BURST + 205
+
+
+def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
+    bucket = Bucket(rate=10, burst=50)
+    assert sum(bucket.take(100.0) for _ in range(100)) == 50
+    assert sum(bucket.take(100.0 + number / 100) for number in range(1, 101)) == 10
+
+
+def test_who_is_expelled_is_told_why_and_nothing_else() -> None:
+    stream = following(view(1))
+    stream.tell_change(change(2))
+    stream.expel(4401, code="unauthenticated", message="revoked")
+    stream.tell_change(change(3))
+    assert stream.close_code == 4401
+    assert sent(stream) == [{"type": "error", "code": "unauthenticated", "message": "revoked"}]
+
+
+def test_the_job_in_an_event_is_the_body_that_was_read() -> None:
+    seen = view(2, text='a "red" circle')
+    assert json.loads(state_frame(seen).text)["job"] == seen.body
 
 
 def test_a_slow_reader_misses_progress_and_no_state() -> None:

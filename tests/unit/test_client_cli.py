@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.responses import JSONResponse
 
 from latentmill.cli import main
 from tests.unit.client_support import KEY, RESTART, VIDEO, Farm, Site, job, problem, served, state, step, unused_url
@@ -44,6 +45,13 @@ def test_submit_prints_the_id_alone_on_stdout(farm: Farm, capsys: Captured) -> N
     assert capsys.readouterr().out == f"{job()['id']}\n"
     sizes = {"size": "64x64", "num_inference_steps": 4}
     assert farm.bodies == [{"prompt": "a red circle", **sizes, "metadata": {"shot": "3", "take": "a=b"}}]
+
+
+def test_submit_has_an_option_for_every_parameter(farm: Farm) -> None:
+    numbers = {"seconds": 2.5, "fps": 16, "guidance_scale": 4, "guidance_scale_2": 3, "flow_shift": 5}
+    options = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["submit", "x", *options, "--deterministic", "--queue-deadline-s", "60"]) == 0
+    assert farm.bodies == [{"prompt": "x", **numbers, "deterministic": True, "queue_deadline_s": 60}]
 
 
 def test_a_refused_submit_prints_the_fields_and_exits_3(farm: Farm, capsys: Captured) -> None:
@@ -89,6 +97,28 @@ def test_an_unreachable_server_exits_4(capsys: Captured) -> None:
     assert "LATENTMILL_URL" in capsys.readouterr().err
 
 
+def test_behind_a_proxy_the_hint_names_it_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    proxy = unused_url().removeprefix("http://")
+    monkeypatch.setenv("http_proxy", f"http://user:hunter2@{proxy}")
+    monkeypatch.setenv("no_proxy", "elsewhere.example")
+    assert main(["get", "job_1", "--url", "http://farm.example"]) == 4
+    told = capsys.readouterr().err
+    assert f"the proxy {proxy}" in told
+    assert "farm.example to NO_PROXY" in told
+    assert "hunter2" not in told
+
+
+def test_a_server_that_is_not_behind_the_proxy_is_not_blamed_on_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("http_proxy", unused_url())
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert main(["get", "job_1", "--url", unused_url()]) == 4
+    assert "proxy" not in capsys.readouterr().err
+
+
 def test_a_failing_server_exits_4(farm: Farm) -> None:
     farm.refusals.append(problem(500, "internal_error", "it broke"))
     assert main(["get", "job_1"]) == 4
@@ -119,6 +149,16 @@ def test_a_queued_job_shows_its_place(farm: Farm, done: dict[str, object], capsy
     farm.scripts.append([{"type": "snapshot", "jobs": [waiting]}, state(done)])
     main(["watch", str(done["id"])])
     assert "queued, position 3, starts in about 2m05s" in capsys.readouterr().err
+
+
+def test_a_queued_job_shows_what_speaks_against_its_start(
+    farm: Farm, done: dict[str, object], capsys: Captured
+) -> None:
+    place = {"position": 3, "ahead": 2, "est_start_s": None}
+    waiting = [job(queue={**place, "note": note}) for note in (None, "no worker serves this model now")]
+    farm.scripts.append([{"type": "snapshot", "jobs": [waiting[0]]}, state({**waiting[1], "seq": 2}), state(done)])
+    main(["watch", str(done["id"])])
+    assert "queued, position 3, no worker serves this model now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
@@ -167,6 +207,39 @@ def test_get_shows_the_job_without_control_characters(farm: Farm, capsys: Captur
     out = capsys.readouterr().out
     assert "red [2J circle" in out
     assert "\x1b" not in out
+
+
+# A C1 control sequence, a right-to-left override, and a title change that some terminals answer.
+STEERING = "a\x9b2Jb\u202ec\x1b]0;d\x07"
+
+
+@pytest.mark.parametrize("where", ["params", "metadata"])
+def test_names_of_the_servers_steer_no_terminal(farm: Farm, capsys: Captured, where: str) -> None:
+    main(["get", farm.add(job(**{where: {STEERING: STEERING}}))])
+    assert not set(capsys.readouterr().out) & set("\x9b\u202e\x1b\x07")
+
+
+def test_an_id_and_an_address_steer_no_terminal(farm: Farm, done: dict[str, object], capsys: Captured) -> None:
+    farm.refusals.append(JSONResponse(job() | {"id": STEERING}, 202))
+    assert main(["submit", "x"]) == 0
+    farm.scripts.append([SNAPSHOT, state(done | {"result": farm.result(url=f"http://{STEERING}")})])
+    assert main(["watch", str(done["id"])]) == 0
+    told = capsys.readouterr()
+    assert not set(told.out + told.err) & set("\x9b\u202e\x1b\x07")
+
+
+def test_json_on_a_terminal_shows_escapes_and_in_a_pipe_the_text(
+    farm: Farm, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = farm.add(job(params={"prompt": f"ä{STEERING}"}))
+    main(["get", job_id, "--json"])
+    piped = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(["get", job_id, "--json"])
+    shown = capsys.readouterr().out
+    assert "ä" in piped
+    assert shown.isascii()
+    assert json.loads(shown) == json.loads(piped)
 
 
 def test_list_prints_a_table_that_is_not_cut(farm: Farm, capsys: Captured) -> None:

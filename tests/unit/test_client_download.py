@@ -83,6 +83,28 @@ def test_a_wrong_length_leaves_no_file(farm: Farm, client: Client, done: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"sha256": "../../evil"},
+        {"sha256": "a/b" * 30},
+        {"sha256": ""},
+        {"sha256": "nul\0"},
+        {"bytes": 0},
+        {"bytes": -1},
+        {"url": "http://farm:port/v"},
+    ],
+    ids=str,
+)
+def test_what_no_server_should_tell_is_no_download(
+    farm: Farm, client: Client, tmp_path: Path, odd: dict[str, object]
+) -> None:
+    told = farm.add(job(status="succeeded", result=farm.result(**odd)))
+    with pytest.raises(DownloadError, match="the server told"):
+        client.download(told, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_older_file_is_kept_when_the_download_fails(farm: Farm, client: Client, done: str, tmp_path: Path) -> None:
     target = tmp_path / "clip.mp4"
     target.write_bytes(b"older")

@@ -12,7 +12,7 @@ import click
 from latentmill.client import DEFAULT_URL, Client
 from latentmill.errors import ApiError, LatentmillError, NoVideoError
 from latentmill.models import SUCCEEDED, TERMINAL_STATUSES, Job, JobOptions
-from latentmill.output import emit, print_job, print_jobs, print_models, report, say, watcher
+from latentmill.output import emit, print_job, print_jobs, print_models, report, say, show, watcher
 
 OK, NOT_SUCCEEDED, USAGE, REFUSED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -119,11 +119,17 @@ def _metadata(_context: click.Context, _option: click.Parameter, pairs: Sequence
 @click.option("--model", envvar="LATENTMILL_MODEL", help="What makes the video; `latentmill models` lists them.")
 @click.option("--size", metavar="WxH", help="Pixels, for example 832x480.")
 @click.option("--num-frames", type=int, help="Length in frames, 4k+1.")
+@click.option("--seconds", type=float, help="Length in seconds, instead of --num-frames.")
+@click.option("--fps", type=int, help="Frames a second.")
 @click.option("--steps", "num_inference_steps", type=int, help="Denoising steps.")
 @click.option("--seed", type=int, help="Same seed, same video. Drawn by the server when absent.")
 @click.option("--guidance-scale", type=float, help="How closely to follow the prompt.")
+@click.option("--guidance-scale-2", type=float, help="The same for the low-noise expert.")
+@click.option("--flow-shift", type=float, help="Shift of the noise schedule.")
 @click.option("--negative-prompt", help="What the video must not show.")
 @click.option("--priority", type=int, help="0 to 9, higher goes first.")
+@click.option("--deterministic", is_flag=True, default=None, help="Never share a batch: a rerun gives the same bytes.")
+@click.option("--queue-deadline-s", type=float, help="Give up when no worker has started it after so many seconds.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", callback=_metadata, help="Kept with it; repeatable.")
 @click.option("--watch/--no-watch", default=False, show_default=True, help="Stay until the job is finished.")
 @click.option("--download", type=click.Path(path_type=Path), help="Save the video here; implies --watch.")
@@ -142,7 +148,7 @@ def submit(
         say(f"submitted {job.id}")
         return _follow(session, [job.id], download)
     if not session.as_json:
-        click.echo(job.id)
+        show(job.id)
         say(f"follow it with: latentmill watch {job.id}")
     return OK
 
@@ -185,7 +191,7 @@ def _watch(session: Session, job_ids: list[str]) -> dict[str, Job]:
 
 def _tell_result(session: Session, job: Job) -> None:
     if job.result and not session.as_json:
-        click.echo(job.result.url)
+        show(job.result.url)
     elif job.error:
         say(f"{job.id} {job.status}: {job.error.code}: {job.error.message}")
 

@@ -1,6 +1,7 @@
 """Fetching a video: to a file beside the target, checked, and only then under its name."""
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from latentmill.errors import ApiError, ConnectionFailedError, DownloadError, ap
 from latentmill.models import Result
 from latentmill.transport import RetryPolicy
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTIAL, _RANGE_NOT_SATISFIABLE = 206, 416
 
 
@@ -19,6 +21,7 @@ def fetch(http: httpx.Client, result: Result, target: Path, retry: RetryPolicy) 
     `http` must carry no credentials: the address is signed, and may belong to another server. Raises ApiError when
     the address is refused (403, 410: expired), ConnectionFailedError, or DownloadError when the file is damaged.
     """
+    _check(result)
     part = target.with_name(f".{target.name}.{result.sha256[:16]}.part")
     _complete(http, result, part, retry)
     with part.open("rb") as file:
@@ -28,6 +31,18 @@ def fetch(http: httpx.Client, result: Result, target: Path, retry: RetryPolicy) 
         message = f"the file from {_bare(result.url)} is damaged (its SHA-256 is not the one the API told); try again"
         raise DownloadError(message)
     part.replace(target)
+
+
+def _check(result: Result) -> None:
+    """The checksum becomes a part of a file's name, and an empty video is none. Raises DownloadError."""
+    if not _SHA256.fullmatch(result.sha256) or result.bytes < 1:
+        message = "the server told no usable size and SHA-256 of the video"
+        raise DownloadError(message)
+    try:
+        httpx.URL(result.url)
+    except httpx.InvalidURL as error:
+        message = "the server told an address of the video that is none"
+        raise DownloadError(message) from error
 
 
 def _complete(http: httpx.Client, result: Result, part: Path, retry: RetryPolicy) -> None:

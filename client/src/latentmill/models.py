@@ -56,16 +56,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """Where a queued job stands; position 1 is next."""
+    """Where a queued job stands; position 1 is next. `note` says what speaks against a start, if anything does."""
 
     position: int
     ahead: int
     est_start_s: float | None
+    note: str | None = None
 
     @classmethod
     def from_json(cls, raw: Document) -> "QueuePlace":
         """Read `queue` of a job."""
-        return cls(int(raw.get("position") or 0), int(raw.get("ahead") or 0), raw.get("est_start_s"))
+        return cls(int(raw.get("position") or 0), int(raw.get("ahead") or 0), raw.get("est_start_s"), raw.get("note"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import click
 from rich.console import Console
@@ -42,7 +44,13 @@ def say(text: str) -> None:
 
 def emit(document: Document) -> None:
     """Give a program one JSON document, on a line of its own and at once."""
-    click.echo(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+    # On a terminal, characters that would steer it or turn its lines around are shown as escapes.
+    click.echo(json.dumps(document, ensure_ascii=sys.stdout.isatty(), separators=(",", ":")))
+
+
+def show(text: object) -> None:
+    """Print a result of the server's on a line of its own."""
+    click.echo(clean(text))
 
 
 def seconds(value: float) -> str:
@@ -71,6 +79,8 @@ def _waiting(job: Job) -> list[str]:
     parts = ["queued", f"position {place.position}"]
     if place.est_start_s is not None:
         parts.append(f"starts in about {seconds(place.est_start_s)}")
+    if place.note:
+        parts.append(place.note)
     return parts
 
 
@@ -107,8 +117,8 @@ class PlainLines:
     def show(self, event: Event) -> None:
         """Print what changed. A new ETA alone is no news."""
         for job in event.jobs:
-            position = job.queue.position if job.queue else None
-            state = (job.status, job.phase, job.attempt, job.progress.step, position, job.cancel_requested)
+            place = (job.queue.position, job.queue.note) if job.queue else None
+            state = (job.status, job.phase, job.attempt, job.progress.step, place, job.cancel_requested)
             if self._shown.get(job.id) != state:
                 self._shown[job.id] = state
                 say(f"{job.id} {describe(job)}")
@@ -160,7 +170,7 @@ def print_job(job: Job) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         if value not in (None, ""):
-            click.echo(f"{name:<{width}}  {clean(value)}")
+            show(f"{name:<{width}}  {value}")
 
 
 def print_jobs(jobs: Iterable[Job]) -> None:
@@ -218,12 +228,27 @@ def report(error: LatentmillError, *, as_json: bool) -> None:
 
 def _advice(error: LatentmillError) -> str | None:
     if isinstance(error, ConnectionFailedError):
-        return "is the server up? Name it by --url or LATENTMILL_URL"
+        return _proxy_hint(error.url) or "is the server up? Name it by --url or LATENTMILL_URL"
     if not isinstance(error, ApiError):
         return None
     if error.retry_after_s is not None:
         return f"try again in {seconds(error.retry_after_s)}"
     return "try again in a moment; jobs go on" if error.is_server_fault else _ADVICE.get(error.status)
+
+
+def _proxy_hint(url: str) -> str | None:
+    """What to look at when requests to `url` go through a proxy that the environment names."""
+    address = urlsplit(url)
+    proxies = getproxies()
+    scheme = address.scheme if address.scheme in proxies else "all"
+    if scheme not in proxies or proxy_bypass(address.hostname or ""):
+        return None
+    # Without the user and password that a proxy's address may have.
+    proxy = proxies[scheme].rpartition("@")[2].rpartition("//")[2]
+    return (
+        f"requests go through the proxy {proxy} ({scheme.upper()}_PROXY); does it reach the server? "
+        f"If it shall not be asked, add {address.hostname} to NO_PROXY"
+    )
 
 
 def _as_document(error: LatentmillError) -> Document:
