@@ -14,6 +14,7 @@ import click
 from infra.local.layout import Layout
 from infra.local.options import DEFAULT_DIRECTORY, StackOptions, remembered
 from infra.local.part import StackError
+from infra.local.plan import caller_environment
 from infra.local.stack import LocalStack
 
 WATCH_S = 0.5
@@ -36,6 +37,8 @@ def main() -> None:
 
     Postgres, Redis (Valkey), S3 (SeaweedFS), RabbitMQ and nginx run as real servers on loopback, with two apis, a
     dispatcher and workers. Everything lies in one directory.
+
+    It is for a machine whose users trust each other: SeaweedFS' gRPC ports want no password.
     """
 
 
@@ -61,13 +64,14 @@ def up(directory: Path, workers: int, *, no_apps: bool, foreground: bool) -> Non
 
 @main.command()
 @directory_option
-@click.option("--destroy", is_flag=True, help="Remove the directory with all data as well.")
+@click.option("--destroy", is_flag=True, help="Remove all data of the stack as well.")
 def down(directory: Path, *, destroy: bool) -> None:
     """Stop every part of the stack. Data stays unless --destroy is given."""
     stack = _existing(directory)
     if destroy:
         stack.destroy()
-        click.echo(f"stopped, and removed {directory}")
+        kept = ", but for what is no part of it" if directory.exists() else ""
+        click.echo(f"stopped, and removed the stack in {directory}{kept}")
     else:
         stack.stop()
         click.echo(f"stopped; data is kept in {directory}")
@@ -98,15 +102,16 @@ def env(directory: Path) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(directory: Path, command: tuple[str, ...]) -> None:
     """Run a command with the stack's LATENTMILL_* variables: run -- python -m api.keys list."""
-    environment = os.environ | dict(_existing(directory).environment)
+    environment = caller_environment() | dict(_existing(directory).environment)
     os.execvpe(command[0], command, environment)  # noqa: S606 - the caller's own command
 
 
 def _existing(directory: Path) -> LocalStack:
-    if not directory.exists():
+    layout = Layout.at(directory)
+    if not layout.exists():
         message = f"there is no stack in {directory}"
         raise click.ClickException(message)
-    return LocalStack(remembered(Layout(directory).options, directory))
+    return LocalStack(remembered(layout.options, directory))
 
 
 def _watch(stack: LocalStack) -> None:

@@ -10,21 +10,27 @@ from infra.local.layout import write_private
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One password for each server, the media edge and Erlang's cookie. URL-safe, never shown in a repr."""
+    """Passwords and keys of the servers, the media edge and Erlang's cookie. URL-safe, never shown in a repr."""
 
     postgres: str = field(repr=False)
     redis: str = field(repr=False)
     rabbitmq: str = field(repr=False)
     s3_access_key: str = field(repr=False)
     s3_secret_key: str = field(repr=False)
+    s3_volume_write: str = field(repr=False)
+    s3_volume_read: str = field(repr=False)
+    s3_filer_write: str = field(repr=False)
+    s3_filer_read: str = field(repr=False)
     edge: str = field(repr=False)
     erlang_cookie: str = field(repr=False)
 
 
 def load_or_make(path: Path) -> Credentials:
-    """Return the stack's credentials, making them on the first call."""
-    if not path.exists():
-        # hex, because it needs no quoting in any of the servers' configuration files and URLs.
-        made = Credentials(**{item.name: secrets.token_hex(20) for item in fields(Credentials)})
-        write_private(path, json.dumps(asdict(made), indent=1))
-    return Credentials(**json.loads(path.read_text()))
+    """Return the stack's credentials, making those that are missing."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    # hex, because it needs no quoting in any of the servers' configuration files and URLs.
+    made = {item.name: secrets.token_hex(20) for item in fields(Credentials)}
+    credentials = Credentials(**(made | known))
+    if asdict(credentials) != known:
+        write_private(path, json.dumps(asdict(credentials), indent=1))
+    return credentials

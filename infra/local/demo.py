@@ -1,7 +1,6 @@
 """`make demo`: from a prompt to a video that is looked at, through nginx and with the public client alone."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import click
 
 from infra.local.options import REPOSITORY, StackOptions
 from infra.local.part import StackError
+from infra.local.plan import caller_environment
 from infra.local.stack import LocalStack
 from models.pixel_test import expected_from_prompt, read_clip, sentence, verdict
 from models.video_file import contact_sheet, read_mp4
@@ -73,7 +73,7 @@ def make_video(stack: LocalStack, prompt: str) -> dict[str, Any]:
     OUT.mkdir(exist_ok=True)
     command = str(Path(sys.executable).with_name("latentmill"))
     options = ["--json", "--model", MODEL, "--num-frames", NUM_FRAMES, "--download", str(VIDEO)]
-    environment = {**os.environ, "LATENTMILL_URL": stack.public_url, "LATENTMILL_API_KEY": stack.api_key()}
+    environment = {**caller_environment(), "LATENTMILL_URL": stack.public_url, "LATENTMILL_API_KEY": stack.api_key()}
     done = subprocess.run(  # noqa: S603  our own client; the prompt is one argument, after --
         [command, "submit", *options, "--", prompt], env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -106,8 +106,10 @@ def look_at_edge(url: str) -> str:
 def fetch(url: str) -> str:
     """GET one range; the status and what the cache did."""
     request = urllib.request.Request(url, headers={"Range": RANGE})  # noqa: S310  the stack's own address
+    # A proxy that the environment names cannot reach it.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        with direct.open(request, timeout=30) as response:
             response.read()
             return f"{response.status} {response.headers.get('X-Cache', '-')}"
     except urllib.error.HTTPError as error:

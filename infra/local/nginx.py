@@ -6,13 +6,14 @@ import resource
 from collections.abc import Mapping
 from signal import SIGQUIT
 
-from infra.local import binaries, probes
+from infra.local import binaries, probes, process
 from infra.local.layout import private_folder, write_private
 from infra.local.options import REPOSITORY
 from infra.local.part import Launch, Part
 from infra.local.plan import BUCKET, Plan, server_environment
 
 TEMPLATES = REPOSITORY / "nginx"
+ACCESS_LOG = "nginx-access"
 # Only ${UPPER_CASE} is ours: nginx's own $variables are lower case and stay as they are, as with envsubst in its image.
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 
@@ -37,6 +38,7 @@ def part(plan: Plan) -> Part:
 def _launch(plan: Plan) -> Launch:
     home = private_folder(plan.layout.data / "nginx")
     config = private_folder(plan.layout.config / "nginx")
+    process.move_aside(plan.layout.log(ACCESS_LOG))
     values = template_values(plan)
     for template in sorted(TEMPLATES.glob("*.template")):
         write_private(config / template.stem, render(template.read_text(encoding="utf-8"), values))
@@ -55,7 +57,7 @@ def template_values(plan: Plan) -> dict[str, str]:
     return {
         "CONFIG_DIR": str(plan.layout.config / "nginx"),
         "DATA_DIR": str(plan.layout.data / "nginx"),
-        "ACCESS_LOG": str(plan.layout.log("nginx-access")),
+        "ACCESS_LOG": str(plan.layout.log(ACCESS_LOG)),
         "LISTEN": f"127.0.0.1:{ports['nginx']}",
         "API_1": f"127.0.0.1:{ports['api-1']}",
         "API_2": f"127.0.0.1:{ports['api-2']}",
@@ -69,6 +71,7 @@ def template_values(plan: Plan) -> dict[str, str]:
         # A load test of 1,000 submits a second from one address must pass, with room for its bursts.
         "SUBMIT_RATE": "2000r/s",
         "SUBMIT_BURST": "4000",
-        # Above the 5000 sockets one api serves, so that the api's own limit answers first.
-        "CONNECTIONS_PER_ADDRESS": "12000",
+        "CONNECTIONS_PER_ADDRESS": str(plan.options.connections_per_address),
+        # 1,000 submits at once from one address must pass, beside what it has open otherwise.
+        "SUBMITS_PER_ADDRESS": str(plan.options.connections_per_address + 1000),
     }

@@ -14,7 +14,8 @@ class StackOptions:
     """A stack's directory and its processes.
 
     `apps=False` leaves only the five servers. `worker_env`, `api_env` and `dispatcher_env` are added to the
-    environment of those processes and win over what the stack sets.
+    environment of those processes and win over what the stack sets. `connections_per_address` is how many requests,
+    streams and sockets nginx serves one address at a time; a load test from one machine needs more.
     """
 
     directory: Path = DEFAULT_DIRECTORY
@@ -23,6 +24,8 @@ class StackOptions:
     worker_env: Mapping[str, str] = field(default_factory=dict)
     api_env: Mapping[str, str] = field(default_factory=dict)
     dispatcher_env: Mapping[str, str] = field(default_factory=dict)
+    # Everybody behind one company's NAT, and a tenth of the sockets that one api serves.
+    connections_per_address: int = 500
 
 
 def remember(path: Path, options: StackOptions) -> None:

@@ -12,6 +12,7 @@ from infra.local.ports import PortBook
 DATABASE = "latentmill"
 USER = "latentmill"
 BUCKET = "latentmill"
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,19 @@ class Plan:
             "LATENTMILL_EDGE_SECRET": secret.edge,
             "LATENTMILL_PUBLIC_URL": self.public_url(),
         }
+
+
+def caller_environment() -> dict[str, str]:
+    """Return the caller's environment, changed so that no proxy is asked for the stack's own addresses.
+
+    A proxy could not reach them, and would be sent API keys and passwords.
+    """
+    environment = dict(os.environ)
+    # Programs differ in which spelling they read, and Python's lower-case one hides the other.
+    excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if excepted != "*":
+        excepted = ",".join(filter(None, (excepted, *LOOPBACK)))
+    return environment | {"no_proxy": excepted, "NO_PROXY": excepted}
 
 
 def server_environment(home: Path) -> dict[str, str]:

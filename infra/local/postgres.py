@@ -17,14 +17,20 @@ from infra.local.plan import DATABASE, USER, Plan, server_environment
 
 # Users that a root-owned stack may run Postgres as. The first is there where Debian's own Postgres is installed.
 UNPRIVILEGED = ("postgres", "nobody")
+# Of that user's, beside it what the caller writes for him.
+HOME = "postgres"
 # initdb takes 2 s on an idle machine.
 SETUP_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where Postgres keeps its data, where its programs are and who runs them (None: the caller)."""
+    """Where Postgres keeps its data, where its programs are and who runs them (None: the caller).
 
+    That user owns `home` and could put a link for any name in it. So the caller writes to `place` above it.
+    """
+
+    place: Path
     home: Path
     programs: Path
     user: str | None
@@ -42,10 +48,10 @@ def part(plan: Plan) -> Part:
 
 
 def remove_outside_data(layout: Layout) -> None:
-    """Remove Postgres' folder when it lies outside the stack directory."""
-    if layout.postgres_home.exists():
-        shutil.rmtree(layout.postgres_home.read_text(), ignore_errors=True)
-        layout.postgres_home.unlink()
+    """Remove Postgres' folders when they lie outside the stack directory."""
+    if layout.postgres_place.exists():
+        shutil.rmtree(layout.postgres_place.read_text(), ignore_errors=True)
+        layout.postgres_place.unlink()
 
 
 def _launch(plan: Plan) -> Launch:
@@ -68,10 +74,12 @@ def _launch(plan: Plan) -> Launch:
 
 def _cluster(layout: Layout) -> Cluster:
     if os.getuid() != 0:
-        return Cluster(private_folder(layout.data / "postgres"), binaries.postgres_folders()[0], None)
+        return Cluster(layout.data, private_folder(layout.data / HOME), binaries.postgres_folders()[0], None)
     user = _unprivileged_user()
-    home = _home(layout, user)
-    return Cluster(home, _reachable_programs(home, user), user)
+    place = _place(layout, user)
+    home = private_folder(place / HOME)
+    shutil.chown(home, user, pwd.getpwnam(user).pw_gid)
+    return Cluster(place, home, _reachable_programs(place, user), user)
 
 
 def _unprivileged_user() -> str:
@@ -83,43 +91,42 @@ def _unprivileged_user() -> str:
     raise StackError(message)
 
 
-def _home(layout: Layout, user: str) -> Path:
-    """Return a folder that `user` owns and can reach: in the stack directory, or where a parent is closed, in /tmp."""
-    if layout.postgres_home.exists() and Path(layout.postgres_home.read_text()).is_dir():
-        return Path(layout.postgres_home.read_text())
-    home = layout.data / "postgres"
-    if not _can(user, "-x", layout.data):
-        home = Path(tempfile.mkdtemp(prefix="latentmill-postgres-"))
-        write_private(layout.postgres_home, str(home))
-    private_folder(home)
-    shutil.chown(home, user, pwd.getpwnam(user).pw_gid)
-    return home
+def _place(layout: Layout, user: str) -> Path:
+    """Return a folder of the caller's that `user` can pass: the stack's, or where a parent is closed, one in /tmp."""
+    if layout.postgres_place.exists() and Path(layout.postgres_place.read_text()).is_dir():
+        return Path(layout.postgres_place.read_text())
+    if _can(user, "-x", layout.data):
+        return layout.data
+    place = Path(tempfile.mkdtemp(prefix="latentmill-postgres-"))
+    place.chmod(0o711)
+    write_private(layout.postgres_place, str(place))
+    return place
 
 
-def _reachable_programs(home: Path, user: str) -> Path:
+def _reachable_programs(place: Path, user: str) -> Path:
     """Return the first folder of programs, or a copy of it where `user` cannot reach it, as under a closed home.
 
     A system's own Postgres lies open, so only the wheel's, which needs nothing around it, is ever copied.
     """
     folder = binaries.postgres_folders()[0]
-    return folder if _can(user, "-x", folder / "postgres") else _copied_programs(folder, home, user)
+    return folder if _can(user, "-x", folder / "postgres") else _copied_programs(folder, place)
 
 
-def _copied_programs(folder: Path, home: Path, user: str) -> Path:
-    """Copy the wheel's Postgres (42 MB) to where `user` can run it; return its folder of programs."""
+def _copied_programs(folder: Path, place: Path) -> Path:
+    """Copy the wheel's Postgres (42 MB) into a folder that everybody can pass; return its folder of programs."""
     package = folder.parents[1]
-    target = home / "server"
+    target = place / "postgres-server"
     programs = target / folder.relative_to(package.parent)
     if not _is_copy(folder / "postgres", programs / "postgres"):
         shutil.rmtree(target, ignore_errors=True)
         # The wheel's libraries lie beside its package, where the programs look for them (macOS has them inside). The
         # programs come last, so that a copy which was cut short is seen.
         libraries = package.with_name(f"{package.name}.libs")
+        target.mkdir(mode=0o755)
         if libraries.exists():
             shutil.copytree(libraries, target / libraries.name, symlinks=True)
         shutil.copytree(package, target / package.name, symlinks=True, ignore=shutil.ignore_patterns("bin"))
         shutil.copytree(folder, programs, symlinks=True)
-        shutil.chown(target, user)
     return programs
 
 
@@ -149,10 +156,8 @@ def _initialise(plan: Plan, cluster: Cluster, environment: dict[str, str]) -> No
     shutil.rmtree(cluster.data, ignore_errors=True)
     # A key of an earlier database would be refused by this one.
     plan.layout.api_key.unlink(missing_ok=True)
-    password = cluster.home / "password"
-    write_private(password, plan.credentials.postgres)
-    if cluster.user is not None:
-        shutil.chown(password, cluster.user)
+    password = cluster.place / "postgres-password"
+    write_private(password, plan.credentials.postgres, pwd.getpwnam(cluster.user).pw_uid if cluster.user else None)
     # Set up beside its final name: a folder called `data` is always whole.
     making = cluster.home / "making"
     shutil.rmtree(making, ignore_errors=True)

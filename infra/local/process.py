@@ -55,10 +55,15 @@ def is_alive(record: Record) -> bool:
     return birth_mark(record.pid) == record.mark
 
 
-def spawn(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only its starter."""
+def move_aside(log: Path) -> None:
+    """Give a log that has grown large another name, in place of the one that had it."""
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_suffix(".log.1"))
+
+
+def spawn(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that a terminal's Ctrl-C reaches only its starter."""
+    move_aside(log)
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603 - the stack's own commands
             launch.argv,

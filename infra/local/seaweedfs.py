@@ -1,6 +1,7 @@
 """The part `s3`: SeaweedFS' all-in-one server."""
 
 from infra.local import binaries, probes
+from infra.local.credentials import Credentials
 from infra.local.layout import private_folder
 from infra.local.part import Launch, Part
 from infra.local.plan import Plan, server_environment
@@ -14,15 +15,32 @@ def part(plan: Plan) -> Part:
 
 def _launch(plan: Plan) -> Launch:
     folder = private_folder(plan.layout.data / "s3")
-    environment = server_environment(folder) | {
-        # Without credentials SeaweedFS lets everybody read and write.
-        "AWS_ACCESS_KEY_ID": plan.credentials.s3_access_key,
-        "AWS_SECRET_ACCESS_KEY": plan.credentials.s3_secret_key,
-        # A 200 MB upload takes 1 GB of memory without these and 400 MB with them, at the same speed.
-        "GOMEMLIMIT": "256MiB",
-        "GOGC": "50",
-    }
+    environment = (
+        server_environment(folder)
+        | _keys(plan.credentials)
+        | {
+            # A 200 MB upload takes 1 GB of memory without these and 400 MB with them, at the same speed.
+            "GOMEMLIMIT": "256MiB",
+            "GOGC": "50",
+        }
+    )
     return Launch((str(binaries.seaweedfs()), *_arguments(plan, str(folder))), folder, environment)
+
+
+def _keys(credentials: Credentials) -> dict[str, str]:
+    """Return the credentials of the S3 port, and the keys of the tokens that the ports behind it want.
+
+    The S3 credentials guard the S3 port alone: without these keys every local user could read, write and delete videos
+    at the filer and the volume server. The keys differ, so that a token to read does not write.
+    """
+    return {
+        "AWS_ACCESS_KEY_ID": credentials.s3_access_key,
+        "AWS_SECRET_ACCESS_KEY": credentials.s3_secret_key,
+        "WEED_JWT_SIGNING_KEY": credentials.s3_volume_write,
+        "WEED_JWT_SIGNING_READ_KEY": credentials.s3_volume_read,
+        "WEED_JWT_FILER_SIGNING_KEY": credentials.s3_filer_write,
+        "WEED_JWT_FILER_SIGNING_READ_KEY": credentials.s3_filer_read,
+    }
 
 
 def _arguments(plan: Plan, folder: str) -> tuple[str, ...]:
@@ -46,4 +64,7 @@ def _arguments(plan: Plan, folder: str) -> tuple[str, ...]:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-master.telemetry=false",
+        # The master would sign those tokens for whoever asks and delete collections; S3 itself goes over gRPC. The gRPC
+        # ports stay open to every local user: closing them takes a certificate authority.
+        "-disableHttp",
     )

@@ -1,6 +1,5 @@
 """latentmill's own parts: migrations and bucket (tasks), two apis, the dispatcher and the workers."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,10 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from infra.local import probes
-from infra.local.layout import private_folder
 from infra.local.options import REPOSITORY
 from infra.local.part import Launch, Part, StackError
-from infra.local.plan import Plan
+from infra.local.plan import Plan, caller_environment
 
 APIS = ("api-1", "api-2")
 MODEL = "tiny-wan2.2-t2v"
@@ -60,7 +58,7 @@ def worker(plan: Plan, name: str, overrides: Mapping[str, str]) -> Part:
     environment = _worker_environment(plan, name, port) | dict(plan.options.worker_env) | dict(overrides)
     return Part(
         name,
-        partial(_launch_worker, plan, name, environment),
+        partial(_launch, plan, ("worker",), environment),
         partial(probes.answers_http, port, "/metrics"),
         # It loads its model for longer than the servers take to start, and connects, again and again, only after that.
         uses=("postgres", "redis", "s3", "rabbitmq"),
@@ -76,7 +74,10 @@ def _worker_environment(plan: Plan, name: str, port: int) -> dict[str, str]:
         "LATENTMILL_ENGINE": "wan",
         "LATENTMILL_MODEL": MODEL,
         "LATENTMILL_MODEL_PATH": str(REPOSITORY / "models" / "trained" / MODEL),
-        "LATENTMILL_SPOOL_DIR": str(plan.layout.spool / name),
+        # So that batches are made here: the default of 1 is for models that keep a GPU busy with one job.
+        "LATENTMILL_MAX_BATCH": "4",
+        # Each worker takes the folder of its name in it.
+        "LATENTMILL_SPOOL_DIR": str(plan.layout.spool),
         "LATENTMILL_WORKER_ID": name,
         "LATENTMILL_METRICS_PORT": str(port),
     }
@@ -85,13 +86,8 @@ def _worker_environment(plan: Plan, name: str, port: int) -> dict[str, str]:
     return environment | {"LATENTMILL_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _launch_worker(plan: Plan, name: str, environment: Mapping[str, str]) -> Launch:
-    private_folder(plan.layout.spool / name)
-    return _launch(plan, ("worker",), environment)
-
-
 def _launch(plan: Plan, module: tuple[str, ...], environment: Mapping[str, str]) -> Launch:
-    shared = os.environ | plan.environment() | {"PYTHONUNBUFFERED": "1"}
+    shared = caller_environment() | plan.environment() | {"PYTHONUNBUFFERED": "1"}
     return Launch((sys.executable, "-m", *module), REPOSITORY, shared | dict(environment))
 
 

@@ -1,7 +1,6 @@
 """One stack: starts, watches and stops its parts, from this process or a later one."""
 
 import fcntl
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from threading import Event
 from types import TracebackType
 from typing import Self
 
-from infra.local import catalogue, postgres, process, rabbitmq, services
+from infra.local import catalogue, postgres, process, services
 from infra.local.credentials import load_or_make
 from infra.local.layout import Layout, write_private
 from infra.local.options import DEFAULT_DIRECTORY, StackOptions, remember
@@ -41,7 +40,7 @@ class LocalStack:
 
     def __init__(self, options: StackOptions) -> None:
         self.options = options
-        self.layout = Layout(options.directory.resolve())
+        self.layout = Layout.at(options.directory)
         self.layout.create()
         own = self.layout.root == DEFAULT_DIRECTORY
         ports = PortBook(self.layout.ports, PREFERRED_PORTS if own else {})
@@ -99,15 +98,13 @@ class LocalStack:
             self._stop_all()
 
     def destroy(self) -> None:
-        """Stop, and remove the directory with all data. A RabbitMQ that was fetched into it stays for other stacks."""
+        """Stop, and remove all data, and the directory if nothing else lies in it.
+
+        A RabbitMQ that was fetched into the checkout's own directory, and other stacks in it, stay.
+        """
         self.stop()
         postgres.remove_outside_data(self.layout)
-        kept = {rabbitmq.FETCHED, rabbitmq.FETCHED.with_name("rabbitmq.lock")}
-        for entry in self.layout.root.iterdir():
-            if entry not in kept:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if not any(self.layout.root.iterdir()):
-            self.layout.root.rmdir()
+        self.layout.remove()
 
     def start_part(self, name: str, environment: Mapping[str, str] | None = None) -> None:
         """Start one part, also a worker beyond those of the options, and wait until it serves.
@@ -218,6 +215,6 @@ class LocalStack:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.layout.root / "lock").open("w") as file:
+        with self.layout.lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,8 +1,11 @@
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from api.problems import problem_body
+from common.domain.errors import CATALOGUE, ErrorKind
 from infra.local.credentials import load_or_make
 from infra.local.layout import Layout
 from infra.local.nginx import TEMPLATES, render, template_values
@@ -55,3 +58,28 @@ def test_the_access_log_never_holds_a_query(plan: Plan) -> None:
 
 def test_a_post_is_never_repeated_after_it_was_sent(plan: Plan) -> None:
     assert re.findall(r"proxy_next_upstream (.*);", rendered(plan, "front.conf")) == ["error"]
+
+
+def test_bodies_are_small_everywhere(plan: Plan) -> None:
+    assert re.findall(r"client_max_body_size (.*);", rendered(plan, "front.conf")) == ["1m"]
+
+
+def test_errors_of_the_edge_are_not_logged_with_their_signature(plan: Plan) -> None:
+    edge = rendered(plan, "edge.conf")
+
+    assert re.match(
+        r"[^{}]*^location /v/ \{[^{}]*error_log stderr crit;", edge[edge.index("\nlocation") :], re.MULTILINE
+    )
+    assert "limit_except" not in edge
+
+
+def test_nginx_answers_in_the_form_of_the_api(plan: Plan) -> None:
+    bodies = re.findall(r"return (\d+) '(\{.*\})';", rendered(plan, "front.conf"))
+    catalogue = {kind.code: kind for kind in CATALOGUE}
+
+    assert len(bodies) == 4
+    for status, body in bodies:
+        told = json.loads(body)
+        kind = catalogue.get(told["error"]["code"], ErrorKind(told["error"]["code"], int(status), told["title"]))
+        assert told == problem_body(kind, told["detail"], "$instance")
+        assert told["status"] == int(status)

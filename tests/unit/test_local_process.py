@@ -101,3 +101,15 @@ def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
 
     assert process.tail(log, 2) == "line 998\nline 999"
+
+
+def test_only_a_large_log_is_moved_aside(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.log", tmp_path / "large.log"
+    small.touch()
+    large.touch()
+    os.truncate(large, process.LOG_LIMIT_BYTES + 1)
+
+    process.move_aside(small)
+    process.move_aside(large)
+
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["large.log.1", "small.log"]
