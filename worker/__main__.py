@@ -1,9 +1,9 @@
 """The worker process: wiring."""
 
 import dataclasses
+import logging
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -93,6 +93,9 @@ def serve(worker: Worker) -> int:
     worker.heartbeat.start()
     worker.heartbeat.listen_for_cancels(worker.connections.events)
     worker.consumer.start()
+    # Only now, since answering /metrics means that this worker serves.
+    settings = worker.connections.settings
+    telemetry.serve_metrics("worker", settings.metrics_host, settings.metrics_port)
     watch_gpus(worker.connections.closing)
     try:
         work(worker)
@@ -132,7 +135,6 @@ def main() -> int:
     try:
         with open_spool(settings.spool_dir, worker_id) as spool:
             engine, capabilities = start_engine(settings)
-            telemetry.serve_metrics("worker", settings.metrics_host, settings.metrics_port)
             return serve(build(settings, capabilities, engine, worker_id, spool))
     except (EngineStartError, SpoolTakenError) as error:
         log.error("worker_would_not_start", reason=str(error))  # noqa: TRY400  the message says it all
@@ -140,4 +142,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    logging.shutdown()
+    # Everything that can be delivered is. The interpreter would wait for threads that a dead network may hold.
+    os._exit(_code)

@@ -37,7 +37,11 @@ class DemoError(RuntimeError):
 @click.option("--keep", is_flag=True, help="Leave the stack running afterwards.")
 def main(prompt: str, *, keep: bool) -> None:
     """Start the stack, make a video of PROMPT, fetch it from the edge, and say what is seen in it."""
-    stack = LocalStack(StackOptions())
+    try:
+        stack = LocalStack(StackOptions())
+    except StackError as error:
+        click.echo(f"demo: FAILED {error}", err=True)
+        sys.exit(1)
     keep = keep or None not in stack.status().values()
     try:
         say(f"starting the stack in {stack.layout.root.relative_to(REPOSITORY)}/")

@@ -225,4 +225,7 @@ def _render(engine: Engine, run: Run, commands: Commands, outbox: Outbox) -> boo
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_code)  # tearing torch down takes seconds, and there is nothing left to tidy up

@@ -140,12 +140,33 @@ class ProgressBars:
             self.bars.update(self._tasks[job.id], completed=percent, note=clean(describe(job)))
 
 
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Shows every event to a program on stdout and to a person on stderr."""
+
+    for_program: Watcher
+    for_person: Watcher
+
+    def show(self, event: Event) -> None:
+        """Show it twice."""
+        self.for_program.show(event)
+        self.for_person.show(event)
+
+
 @contextmanager
 def watcher(*, as_json: bool) -> Iterator[Watcher]:
-    """JSON lines when asked for, bars on a terminal, plain lines elsewhere."""
-    if as_json:
+    """People read stderr; with `as_json` a program reads stdout, too. One terminal for both gets the JSON alone."""
+    if as_json and sys.stdout.isatty():
         yield JsonLines()
-    elif not sys.stderr.isatty():
+        return
+    with _for_people() as display:
+        yield Both(JsonLines(), display) if as_json else display
+
+
+@contextmanager
+def _for_people() -> Iterator[Watcher]:
+    """Bars on a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
         yield PlainLines()
     else:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
