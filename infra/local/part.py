@@ -39,3 +39,5 @@ class Part:
     timeout_s: float = 60
     stop_signal: Signals = SIGTERM
     grace_s: float = 10
+    # Files that the process makes outside the stack's directory and does not always remove itself.
+    litter: tuple[Path, ...] = ()

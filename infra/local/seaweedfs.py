@@ -1,16 +1,31 @@
 """The part `s3`: SeaweedFS' all-in-one server."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from infra.local import binaries, probes
 from infra.local.credentials import Credentials
 from infra.local.layout import private_folder
 from infra.local.part import Launch, Part
 from infra.local.plan import Plan, server_environment
 
+# SeaweedFS adds this to each port for its gRPC twin.
+GRPC_OFFSET = 10_000
+
 
 def part(plan: Plan) -> Part:
     """Return the part."""
     port = plan.ports["s3"]
-    return Part("s3", lambda: _launch(plan), lambda: probes.answers_http(port, "/healthz"))
+    return Part(
+        "s3", lambda: _launch(plan), lambda: probes.answers_http(port, "/healthz"), litter=tuple(_grpc_sockets(plan))
+    )
+
+
+def _grpc_sockets(plan: Plan) -> Iterator[Path]:
+    """Yield the sockets that it makes at fixed places and leaves there when it ends in the wrong moment."""
+    for server in ("s3", "master", "volume", "filer", "admin"):
+        port = plan.ports["s3" if server == "s3" else f"s3.{server}"] + GRPC_OFFSET
+        yield Path(f"/tmp/seaweedfs-{server}-grpc-{port}.sock")  # noqa: S108  its own choice, not ours
 
 
 def _launch(plan: Plan) -> Launch:

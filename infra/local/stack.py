@@ -1,11 +1,12 @@
 """One stack: starts, watches and stops its parts, from this process or a later one."""
 
 import fcntl
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
@@ -127,6 +128,7 @@ class LocalStack:
         if record is not None:
             process.terminate(record, part.stop_signal, part.grace_s)
         self._forget(name)
+        _sweep(part.litter)
 
     def kill_part(self, name: str) -> None:
         """Kill one part and its children with SIGKILL."""
@@ -134,6 +136,7 @@ class LocalStack:
         if record is not None:
             process.kill(record)
         self._forget(name)
+        _sweep(self._part(name, {}).litter)
 
     def pid(self, name: str) -> int | None:
         """Return the process that runs a part; None when it does not run."""
@@ -218,3 +221,11 @@ class LocalStack:
         with self.layout.lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _sweep(litter: tuple[Path, ...]) -> None:
+    """Remove what a part left, as far as it is this user's: the names are predictable, and anybody could use them."""
+    for path in litter:
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.geteuid():
+                path.unlink()

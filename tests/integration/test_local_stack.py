@@ -1,0 +1,13 @@
+"""What the local stack leaves behind."""
+
+from pathlib import Path
+
+from infra.local.stack import LocalStack
+
+
+def test_a_server_that_was_killed_leaves_nothing_outside_the_stack(stack: LocalStack) -> None:
+    ports = {stack.port("s3"), *(stack.port(f"s3.{server}") for server in ("master", "volume", "filer", "admin"))}
+    stack.kill_part("s3")
+    sockets = [path.name for path in Path("/tmp").glob("seaweedfs-*.sock")]  # noqa: S108  SeaweedFS' own choice
+    stack.start_part("s3")
+    assert [name for name in sockets if any(str(port + 10_000) in name for port in ports)] == []
