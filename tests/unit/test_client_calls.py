@@ -1,29 +1,10 @@
 """The Python client against a real server on the loopback: calls and their retries."""
 
-from collections.abc import Iterator
-
 import pytest
 from starlette.responses import HTMLResponse, Response
 
 from latentmill import ApiError, BadAnswerError, Client, ConnectionFailedError, FieldError, Job
-from tests.unit.client_support import KEY, QUICK, Farm, Site, job, problem, served, unused_url
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with served() as running:
-        yield running
-
-
-@pytest.fixture
-def farm(site: Site) -> Farm:
-    return site.fresh()
-
-
-@pytest.fixture
-def client(farm: Farm) -> Iterator[Client]:
-    with Client(farm.url, KEY, QUICK) as connected:
-        yield connected
+from tests.unit.client_support import KEY, QUICK, Farm, job, problem, unused_url
 
 
 def test_submit_sends_what_was_given_and_nothing_else(farm: Farm, client: Client) -> None:

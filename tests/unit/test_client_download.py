@@ -1,29 +1,11 @@
 """Downloads: whole, checked, resumed, and without our credentials."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from latentmill import ApiError, Client, ConnectionFailedError, DownloadError, NoVideoError
-from tests.unit.client_support import KEY, QUICK, VIDEO, Farm, Site, job, served
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with served() as running:
-        yield running
-
-
-@pytest.fixture
-def farm(site: Site) -> Farm:
-    return site.fresh()
-
-
-@pytest.fixture
-def client(farm: Farm) -> Iterator[Client]:
-    with Client(farm.url, KEY, QUICK) as connected:
-        yield connected
+from tests.unit.client_support import KEY, VIDEO, Farm, job
 
 
 @pytest.fixture

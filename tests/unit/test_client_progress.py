@@ -1,34 +1,15 @@
 """Following jobs over a real WebSocket, through restarts, and without one."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from latentmill import ApiError, Client, ConnectionFailedError, WaitTimeoutError
 from latentmill.progress import Board
-from tests.unit.client_support import KEY, QUICK, RESTART, Farm, Site, job, served, state, step, unused_url
+from tests.unit.client_support import KEY, QUICK, RESTART, Farm, job, state, step, unused_url
 
 QUEUED = job(seq=1)
 RUNNING = job(status="running", seq=2, attempt=1, phase="text")
 DONE = job(status="succeeded", seq=3, attempt=1)
 SNAPSHOT = {"type": "snapshot", "jobs": [QUEUED]}
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with served() as running:
-        yield running
-
-
-@pytest.fixture
-def farm(site: Site) -> Farm:
-    return site.fresh()
-
-
-@pytest.fixture
-def client(farm: Farm) -> Iterator[Client]:
-    with Client(farm.url, KEY, QUICK) as connected:
-        yield connected
 
 
 def test_events_start_with_the_snapshot_and_end_with_the_job(farm: Farm, client: Client) -> None:
