@@ -46,7 +46,6 @@ class ModelProfile:
     flow_shift: Range
     boundary_ratio: float | None
     max_prompt_chars: int = 2000
-    max_prompt_tokens: int = 512  # the pipelines cut silently what is longer
 
 
 # Wan-Video/Wan2.2 shared_config.sample_neg_prompt is a long Chinese list of defects; this is its meaning.
