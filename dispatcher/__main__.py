@@ -94,11 +94,12 @@ def _scanner(settings: DispatcherSettings, engine: AsyncEngine, events: AsyncEve
 
 
 async def _renew(lead: Leadership, every_s: float) -> None:
+    led = False
     while True:
-        led = lead.held
         await lead.renew()
         if led and not lead.held:
             forget_figures()
+        led = lead.held
         await asyncio.sleep(every_s)
 
 

@@ -1,5 +1,6 @@
 """One dispatcher leads, by a lease row in Postgres. Two leaders would do no harm: every action is a compare-and-set."""
 
+import contextlib
 import time
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -39,8 +40,9 @@ class Leadership:
         leading.set(self.held)
 
     async def step_down(self) -> None:
-        """Give the lease up, so that a standby need not wait for its end."""
+        """Give the lease up, so that a standby need not wait for its end. While Postgres is away it ends by itself."""
         if self.held:
             self._held_until = 0.0
-            async with self._engine.connect() as connection:
-                await connection.execute(STEP_DOWN, {"role": ROLE, "holder": self._holder})
+            with contextlib.suppress(SQLAlchemyError, OSError):
+                async with self._engine.connect() as connection:
+                    await connection.execute(STEP_DOWN, {"role": ROLE, "holder": self._holder})

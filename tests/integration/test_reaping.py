@@ -1,5 +1,6 @@
 """The dispatcher's scans: lost workers, lost tickets, deadlines, and patience after an outage."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -15,6 +16,7 @@ from dispatcher.expire import expire_jobs
 from dispatcher.lead import ROLE, Leadership
 from dispatcher.reap import LostTickets, reap_leases
 from dispatcher.release import refresh_windows, release_backlog
+from infra.local.stack import LocalStack
 from tests.integration.conftest import MODEL, Store
 
 
@@ -96,6 +98,19 @@ async def test_a_leader_that_steps_down_is_followed_at_once(store: Store, async_
     await first.step_down()
     await second.renew()
     assert (first.held, second.held) == (False, True)
+
+
+async def test_a_leader_may_leave_while_postgres_is_away(
+    store: Store, async_database: AsyncEngine, stack: LocalStack
+) -> None:
+    leader = Leadership(async_database, "me", 60.0)
+    await leader.renew()
+    await asyncio.to_thread(stack.stop_part, "postgres")
+    try:
+        await leader.step_down()
+    finally:
+        await asyncio.to_thread(stack.start_part, "postgres")
+    assert not leader.held
 
 
 async def expire(database: AsyncEngine, events: AsyncEvents) -> None:
