@@ -14,7 +14,7 @@ from api.routes.conversation import HEARTBEAT_S
 from common.settings import ApiSettings, read
 from common.telemetry import configure_logging, serve_metrics
 
-# nginx keeps idle upstream connections for 60 s; ours must not be the end that closes one just as it is used.
+# nginx closes idle connections to us after 4 s; ours must not be the end that closes one just as it is used.
 _KEEP_ALIVE_S = 75
 # Requests take milliseconds, and streams were told to end. What is left then is stuck.
 _SHUTDOWN_S = 10
