@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One resolution, so that the pins hold for every package. Installed anew whenever a pin or a dependency changes.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml constraints.txt
@@ -34,6 +34,10 @@ down: ## Stop the stack
 test: setup ## Run every test against a stack of its own (TESTS=tests/unit for a part)
 	$(BIN)/python -m pytest $(TESTS)
 
+test-docker: setup ## Run the integration tests on servers in containers
+	@$(BIN)/python -m tests.integration.engine
+	LATENTMILL_TEST_SERVERS=containers $(BIN)/python -m pytest tests/integration
+
 docs: setup ## Fill in what the documentation takes from the code
 	$(BIN)/python -m docs.generate
 
@@ -47,4 +51,4 @@ format: setup ## Let the formatter and the linter mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.PHONY: help setup demo up down test docs check format
+.PHONY: help setup demo up down test test-docker docs check format

@@ -1,4 +1,4 @@
-"""The five real servers, and a job store that is empty at the start of every test."""
+"""The real servers, and a job store that is empty at the start of every test."""
 
 import asyncio
 import json
@@ -7,11 +7,12 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pika
 import pytest
+from pydantic_settings import BaseSettings
 from sqlalchemy import Connection, Engine, Row, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -24,16 +25,21 @@ from common.domain.ids import new_id
 from common.domain.parameters import resolve
 from common.domain.profiles import PROFILES
 from common.settings import DispatcherSettings, StorageSettings
-from infra.local.options import StackOptions
 from infra.local.stack import LocalStack
-from tests.conftest import REPOSITORY, stack_directory
+from tests.conftest import REPOSITORY
+from tests.integration.engine import EngineError
+from tests.integration.servers import Servers, chosen_servers
 
 MODEL = "tiny-wan2.2-t2v"
+Settings = TypeVar("Settings", bound=BaseSettings)
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[LocalStack]:
-    servers = LocalStack(StackOptions(directory=stack_directory("servers"), apps=False))
+def stack() -> Iterator[Servers]:
+    try:
+        servers = chosen_servers()
+    except (ValueError, EngineError) as error:
+        pytest.exit(str(error), returncode=2)
     try:
         servers.start()
         for module in (["migrations", "upgrade"], ["common.storage"]):
@@ -45,12 +51,19 @@ def stack() -> Iterator[LocalStack]:
         servers.destroy()
 
 
+@pytest.fixture
+def local_stack(stack: Servers) -> LocalStack:
+    if not isinstance(stack, LocalStack):
+        pytest.skip("tells of the local stack itself")
+    return stack
+
+
 @pytest.fixture(scope="session")
-def environment(stack: LocalStack) -> Mapping[str, str]:
+def environment(stack: Servers) -> Mapping[str, str]:
     return stack.environment
 
 
-def read_settings(kind: type[Any], environment: Mapping[str, str]) -> Any:
+def read_settings(kind: type[Settings], environment: Mapping[str, str]) -> Settings:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -89,7 +102,8 @@ class Store:
     tenant: UUID
 
     def add_tenant(self, name: str) -> UUID:
-        return self.connection.execute(ADD_TENANT, {"id": str(uuid.uuid4()), "name": name}).scalar_one()
+        added: UUID = self.connection.execute(ADD_TENANT, {"id": str(uuid.uuid4()), "name": name}).scalar_one()
+        return added
 
     def submit(
         self,

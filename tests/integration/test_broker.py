@@ -15,8 +15,8 @@ from common.broker.publisher import Publisher
 from common.broker.topology import DEAD_QUEUE, declare_blocking, queue_name
 from common.domain.tickets import Ticket
 from common.settings import DispatcherSettings
-from infra.local.stack import LocalStack
 from tests.integration.conftest import MODEL
+from tests.integration.servers import Servers
 from worker.consume import Delivery, TicketConsumer
 
 
@@ -49,9 +49,12 @@ def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
 
 def take(consumer: TicketConsumer, count: int) -> list[Delivery]:
     taken: list[Delivery] = []
-    assert eventually(
-        lambda: len(taken) >= count or bool(taken.extend(consumer.take(count, 0.0, 0.1))) or len(taken) >= count
-    )
+
+    def enough() -> bool:
+        taken.extend(consumer.take(count - len(taken), 0.0, 0.1))
+        return len(taken) >= count
+
+    assert eventually(enough)
     return taken
 
 
@@ -75,9 +78,9 @@ async def test_without_a_connection_nothing_is_published_and_nobody_waits() -> N
 
 
 async def test_the_publisher_comes_back_after_the_broker_closed_its_connection(
-    publisher: Publisher, stack: LocalStack, empty_queues: None
+    publisher: Publisher, stack: Servers, empty_queues: None
 ) -> None:
-    stack.stop_part("rabbitmq")
+    await asyncio.to_thread(stack.stop_part, "rabbitmq")
     assert await publisher.publish(tickets(1), 1.0) == [False]
     await asyncio.to_thread(stack.start_part, "rabbitmq")
     async with asyncio.timeout(30):

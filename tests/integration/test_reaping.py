@@ -16,8 +16,8 @@ from dispatcher.expire import expire_jobs
 from dispatcher.lead import ROLE, Leadership
 from dispatcher.reap import LostTickets, reap_leases
 from dispatcher.release import refresh_windows, release_backlog
-from infra.local.stack import LocalStack
 from tests.integration.conftest import MODEL, Store
+from tests.integration.servers import Servers
 
 
 @pytest.fixture
@@ -67,7 +67,8 @@ async def test_a_cancelled_job_whose_worker_was_lost_is_cancelled(
 
 def note_scan(store: Store) -> bool:
     values = {"role": ROLE, "gap_s": 15.0, "lease_s": 45.0}
-    return store.connection.execute(NOTE_SCAN, values).scalar_one()
+    noted: bool = store.connection.execute(NOTE_SCAN, values).scalar_one()
+    return noted
 
 
 async def test_after_an_outage_nothing_expires_for_a_lease(store: Store, async_database: AsyncEngine) -> None:
@@ -101,7 +102,7 @@ async def test_a_leader_that_steps_down_is_followed_at_once(store: Store, async_
 
 
 async def test_a_leader_may_leave_while_postgres_is_away(
-    store: Store, async_database: AsyncEngine, stack: LocalStack
+    store: Store, async_database: AsyncEngine, stack: Servers
 ) -> None:
     leader = Leadership(async_database, "me", 60.0)
     await leader.renew()

@@ -1,6 +1,7 @@
 """The schema guards the state graph by itself, whatever a faulty build asks for."""
 
 import itertools
+from uuid import UUID
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -18,12 +19,12 @@ UPDATE jobs SET state = :state, token = gen_random_uuid(), object_key = 'k', obj
 """
 
 
-def _put(store: Store, job_id: object, state: JobState) -> None:
+def _put(store: Store, job_id: UUID, state: JobState) -> None:
     store.sql(_MAKE, id=job_id, state=state, terminal=state in TERMINAL_STATES)
 
 
-def _job_in(store: Store, state: JobState) -> object:
-    job_id = store.submit()[0].id
+def _job_in(store: Store, state: JobState) -> UUID:
+    job_id: UUID = store.submit()[0].id
     if state is not JobState.QUEUED:
         _put(store, job_id, state)
     return job_id
