@@ -1,5 +1,6 @@
 """Every setting of the three services, read once from LATENTMILL_* in each __main__ and passed down in parts."""
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -45,15 +46,28 @@ Section = TypeVar("Section", bound=_Section)
 
 
 def read(kind: type[Section]) -> Section:
-    """The settings in the environment. Names on stderr what is missing or wrong, without values, and exits with 2."""
+    """The settings in the environment. Names on stderr what is missing or wrong, without values, and exits with 2.
+
+    Where LATENTMILL_SECRETS_DIR names a folder, a file in it named like a variable in lower case stands for one that is
+    not set: passwords then are in no process's environment.
+    """
     try:
-        return kind()
+        return kind(_secrets_dir=_secrets_folder())  # type: ignore[call-arg]  # pydantic-settings' documented way
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=False, include_input=False):
             name = _PREFIX + "_".join(map(str, detail["loc"])).upper()
             reason = re.sub(r"^(Input |Value error, )", "", detail["msg"])
             sys.stderr.write(f"{name}: {'is required' if detail['type'] == 'missing' else reason}\n")
     raise SystemExit(_WRONG_SETTINGS)
+
+
+def _secrets_folder() -> str | None:
+    name = f"{_PREFIX}SECRETS_DIR"
+    folder = os.environ.get(name) or None
+    if folder is not None and not Path(folder).is_dir():
+        sys.stderr.write(f"{name}: must be a folder with files such as latentmill_database_url\n")
+        raise SystemExit(_WRONG_SETTINGS)
+    return folder
 
 
 class DatabaseSettings(_Section):
@@ -133,6 +147,13 @@ class WorkerSettings(DatabaseSettings, BrokerSettings, EventSettings, StorageSet
     )
     model: str = Field("tiny-wan2.2-t2v", description="Profile this worker serves.")
     model_path: Path | None = Field(None, description="Folder with the checkpoint; needed by the wan engine.")
+    gpu: Literal["any", "auto"] = Field(
+        "any", description="any: what CUDA_VISIBLE_DEVICES says. auto: the first GPU that no other worker has claimed."
+    )
+    gpu_lock_dir: Path = Field(
+        Path("/run/lock/latentmill"),
+        description="Where GPUs are claimed by auto: the same folder for all workers of a machine.",
+    )
     # At real sizes one job keeps a GPU busy, and a batch takes as long as its jobs one after the other.
     max_batch: int = Field(1, ge=1, le=64, description="Jobs in one pipeline call, and the prefetch.")
     batch_wait_s: float = Field(0.05, ge=0, description="How long a batch that is not full waits for mates.")

@@ -1,0 +1,1 @@
+"""The images of latentmill and what runs in them besides the services."""
