@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from common.events import EventSender
 from common.settings import WorkerSettings, read
 from common.storage import client
 from worker.attempts import ActiveAttempts
+from worker.claim_gpu import GpuClaimError, choices, claim_gpu
 from worker.connections import Connections
 from worker.consume import TicketConsumer
 from worker.deliver import DeliveryLane
 from worker.drain import Drain
 from worker.engine.base import Capabilities, EngineConfig
 from worker.engine.process import EngineProcess, EngineStartError
-from worker.gpu import watch_gpus
+from worker.gpu import NoGpuError, gpu_uuids, watch_gpus
 from worker.heartbeat import Heartbeat
 from worker.spool import SpoolTakenError, open_spool
 from worker.work import Worker, leave, work
@@ -127,16 +130,28 @@ def start_engine(settings: WorkerSettings) -> tuple[EngineProcess, Capabilities]
     return engine, capabilities
 
 
+@contextmanager
+def own_gpu(settings: WorkerSettings) -> Iterator[str]:
+    """The GPU of this worker, or what CUDA_VISIBLE_DEVICES names. Raises NoGpuError and GpuClaimError."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if settings.gpu == "auto":
+        with claim_gpu(choices(gpu_uuids(), visible), settings.gpu_lock_dir) as uuid:
+            yield uuid
+    else:
+        yield visible or "0"
+
+
 def main() -> int:
     """Entry point."""
     telemetry.configure_logging("worker")
     settings = read(WorkerSettings)
-    worker_id = settings.worker_id or f"{socket.gethostname()}:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
     try:
-        with open_spool(settings.spool_dir, worker_id) as spool:
-            engine, capabilities = start_engine(settings)
-            return serve(build(settings, capabilities, engine, worker_id, spool))
-    except (EngineStartError, SpoolTakenError) as error:
+        with own_gpu(settings) as gpu:
+            worker_id = settings.worker_id or f"{socket.gethostname()}:{gpu}"
+            with open_spool(settings.spool_dir, worker_id) as spool:
+                engine, capabilities = start_engine(settings)
+                return serve(build(settings, capabilities, engine, worker_id, spool))
+    except (NoGpuError, GpuClaimError, EngineStartError, SpoolTakenError) as error:
         log.error("worker_would_not_start", reason=str(error))  # noqa: TRY400  the message says it all
         return 1
 

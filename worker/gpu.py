@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pynvml
@@ -13,6 +14,28 @@ from common.telemetry import gpu_memory, gpu_utilization
 _EVERY_S = 5.0
 
 log = structlog.get_logger()
+
+
+class NoGpuError(RuntimeError):
+    """There is no driver, or no GPU behind it."""
+
+
+def gpu_uuids() -> list[str]:
+    """Every GPU that this machine or container has, in the order of its PCI bus. Raises NoGpuError.
+
+    A container sees those that it was given: NVIDIA_VISIBLE_DEVICES has been obeyed already, in numbers of the host.
+    """
+    try:
+        pynvml.nvmlInit()
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in _all_devices()]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        msg = f"LATENTMILL_GPU=auto needs an NVIDIA driver: {error}"
+        raise NoGpuError(msg) from error
+    if not uuids:
+        msg = "LATENTMILL_GPU=auto needs a GPU, and the NVIDIA driver shows none"
+        raise NoGpuError(msg)
+    return uuids
 
 
 def watch_gpus(stopping: threading.Event) -> None:
@@ -30,7 +53,7 @@ def _own_devices() -> list[Any]:
     """The devices that CUDA gives this process. NVML itself sees all of the host's, whatever the variable says."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return _all_devices()
     names = [name.strip() for name in visible.split(",") if name.strip()]
     return [
         pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
@@ -38,14 +61,23 @@ def _own_devices() -> list[Any]:
     ]
 
 
+def _all_devices() -> list[Any]:
+    devices = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError_NoPermission):  # counted, but given to another container
+            devices.append(pynvml.nvmlDeviceGetHandleByIndex(index))
+    return devices
+
+
 def _sample(handles: dict[str, Any], stopping: threading.Event) -> None:
     while not stopping.wait(_EVERY_S):
         for gpu, handle in handles.items():
             try:
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-                gpu_utilization.labels(gpu).set(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
                 gpu_memory.labels(gpu, "used").set(memory.used)
                 gpu_memory.labels(gpu, "total").set(memory.total)
+                with suppress(pynvml.NVMLError_NotSupported):  # MIG instances have no such figure
+                    gpu_utilization.labels(gpu).set(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
             except pynvml.NVMLError as error:  # a GPU that is gone shows no figures rather than its last ones
                 log.warning("gpu_not_readable", gpu=gpu, reason=str(error))
                 gpu_utilization.clear()

@@ -30,6 +30,7 @@ _NAMES = (
     "s3_filer_write",
     "s3_filer_read",
 )
+_S3_USERS = ("worker", "api")
 _RABBITMQ = """\
 default_user = latentmill
 default_pass = {rabbitmq}
@@ -53,8 +54,14 @@ def load_or_make(path: Path) -> dict[str, str]:
     return values
 
 
-def files(values: Mapping[str, str], bucket: str) -> dict[str, dict[str, str]]:
-    """Return the files of each consumer: folder, then name, then content."""
+def files(values: Mapping[str, str], bucket: str, *, one_s3_key: bool = False) -> dict[str, dict[str, str]]:
+    """Return the files of each consumer: folder, then name, then content.
+
+    With `one_s3_key` all use the key of the task that makes the bucket: not every store can be given several by a file.
+    """
+    if one_s3_key:
+        shared = {f"s3_{owner}_{part}": values[f"s3_setup_{part}"] for owner in _S3_USERS for part in ("key", "secret")}
+        values = {**values, **shared}
     store = {
         "latentmill_database_url": f"postgresql://latentmill:{values['postgres']}@postgres:5432/latentmill",
         "latentmill_amqp_url": f"amqp://latentmill:{values['rabbitmq']}@rabbitmq:5672/%2F",
@@ -65,7 +72,13 @@ def files(values: Mapping[str, str], bucket: str) -> dict[str, dict[str, str]]:
         "postgres": {"password": values["postgres"]},
         "rabbitmq": {"rabbitmq.conf": _RABBITMQ.format_map(values)},
         "redis": {"redis.conf": f"requirepass {values['redis']}\n"},
-        "seaweedfs": {"s3.json": _identities(values, bucket), "seaweedfs.env": _SEAWEEDFS.format_map(values)},
+        "seaweedfs": {
+            "s3.json": _identities(values, bucket),
+            "seaweedfs.env": _SEAWEEDFS.format_map(values),
+            # What infra/docker/minio.yml reads.
+            "access_key": values["s3_setup_key"],
+            "secret_key": values["s3_setup_secret"],
+        },
         "nginx": {"edge_secret": values["edge"]},
         "api": store | edge | _s3_keys(values, "api"),
         "dispatcher": store,
@@ -99,10 +112,10 @@ def _identities(values: Mapping[str, str], bucket: str) -> str:
     return json.dumps({"identities": identities}, indent=1)
 
 
-def write(volumes: Path, bucket: str) -> None:
+def write(volumes: Path, bucket: str, *, one_s3_key: bool = False) -> None:
     """Make what is missing and write every consumer's files. Raises OSError when a volume cannot be written."""
     values = load_or_make(volumes / "kept" / "credentials.json")
-    for consumer, contents in files(values, bucket).items():
+    for consumer, contents in files(values, bucket, one_s3_key=one_s3_key).items():
         for name, content in contents.items():
             # Readable by whatever user a server's image has: nothing else mounts the volume.
             _write(volumes / consumer / name, content, 0o444)
@@ -121,5 +134,5 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 
 if __name__ == "__main__":
-    write(VOLUMES, os.environ["LATENTMILL_S3_BUCKET"])
+    write(VOLUMES, os.environ["LATENTMILL_S3_BUCKET"], one_s3_key=os.environ.get("LATENTMILL_S3_KEYS") == "one")
     sys.stdout.write("credentials: ready\n")

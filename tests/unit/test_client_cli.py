@@ -196,6 +196,59 @@ def test_download_of_an_unfinished_job_exits_1(farm: Farm, tmp_path: Path) -> No
     assert main(["download", farm.add(job()), str(tmp_path)]) == 1
 
 
+def _latentmill(*arguments: str, stdout: int = subprocess.PIPE) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "latentmill", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=dict(os.environ), check=False)
+
+
+def test_download_to_a_dash_writes_the_video_alone_to_stdout(farm: Farm, done: dict[str, object]) -> None:
+    ended = _latentmill("download", farm.add(done), "-")
+    assert (ended.returncode, ended.stdout) == (0, VIDEO)
+    assert f"{done['id']}: {len(VIDEO)} bytes" in ended.stderr.decode()
+
+
+def test_submit_download_to_a_dash_writes_the_video_alone_to_stdout(farm: Farm, done: dict[str, object]) -> None:
+    farm.scripts.append([SNAPSHOT, state(done)])
+    farm.add = lambda _: farm.jobs.setdefault(str(done["id"]), done)["id"]  # type: ignore[method-assign]  # done at once
+    ended = _latentmill("submit", "x", "--download", "-")
+    assert (ended.returncode, ended.stdout) == (0, VIDEO)
+    assert farm.result()["url"] in ended.stderr.decode()
+
+
+def test_of_a_damaged_video_nothing_goes_to_stdout(farm: Farm, done: dict[str, object]) -> None:
+    farm.video = bytes(len(VIDEO))
+    ended = _latentmill("download", farm.add(done), "-")
+    assert (ended.returncode, ended.stdout) == (4, b"")
+    assert "SHA-256" in ended.stderr.decode()
+
+
+@pytest.mark.parametrize("arguments", [["download", "job_1", "-"], ["submit", "x", "--download", "-"]])
+def test_a_video_is_not_written_to_a_terminal(farm: Farm, arguments: list[str]) -> None:
+    ours, terminal = os.openpty()
+    try:
+        ended = _latentmill(*arguments, stdout=terminal)
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    assert ended.returncode == 2
+    assert "- > video.mp4" in ended.stderr.decode()
+    assert farm.requests == []
+
+
+def test_a_video_and_documents_do_not_share_stdout(farm: Farm, capsys: Captured) -> None:
+    assert main(["submit", "x", "--download", "-", "--json"]) == 2
+    assert "--json and - both need stdout" in capsys.readouterr().err
+    assert farm.requests == []
+
+
+def test_a_file_may_be_named_like_a_dash(
+    farm: Farm, done: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["download", farm.add(done), "./-"]) == 0
+    assert (tmp_path / "-").read_bytes() == VIDEO
+
+
 def test_cancel_tries_every_job_and_exits_with_the_worst(farm: Farm, capsys: Captured) -> None:
     running, finished = farm.add(job(1, "running")), farm.add(job(2, "succeeded"))
     assert main(["cancel", finished, running]) == 3

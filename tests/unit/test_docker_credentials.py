@@ -73,6 +73,12 @@ def test_only_the_task_of_the_first_start_may_do_all_in_the_store(volumes: Path)
     }
 
 
+def test_where_a_store_has_one_key_all_use_it(volumes: Path) -> None:
+    write(volumes, "videos", one_s3_key=True)
+    keys = {(volumes / name / "latentmill_s3_access_key").read_text() for name in ("worker", "api", "setup")}
+    assert keys == {(volumes / "seaweedfs" / "access_key").read_text()}
+
+
 def test_a_worker_finds_all_that_it_needs_in_its_folder(volumes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATENTMILL_SECRETS_DIR", str(volumes / "worker"))
     settings = read(WorkerSettings)

@@ -2,6 +2,9 @@
 
 import functools
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from latentmill.errors import ApiError, LatentmillError, NoVideoError
 from latentmill.models import SUCCEEDED, TERMINAL_STATUSES, Job, JobOptions
 from latentmill.output import emit, print_job, print_jobs, print_models, report, say, show, watcher
 
+STDOUT = Path("/dev/stdout")  # what `-` stands for
 OK, NOT_SUCCEEDED, USAGE, REFUSED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 _EPILOG = """\b
@@ -31,7 +35,8 @@ Environment:
   LATENTMILL_API_KEY       the API key; never an argument, where others could read it
   LATENTMILL_API_KEY_FILE  a file with the key, instead
 
-Results go to stdout, everything meant for people to stderr."""
+Results go to stdout, everything meant for people to stderr. With `-` as the
+file of a video stdout is the video and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,24 @@ def _metadata(_context: click.Context, _option: click.Parameter, pairs: Sequence
     return dict(pair.split("=", 1) for pair in pairs) or None
 
 
+def _target(_context: click.Context, _option: click.Parameter, path: str | None) -> Path | None:
+    if path is None:
+        return None
+    return STDOUT if path == "-" else Path(path)
+
+
+def _refuse_mixture(session: Session, target: Path | None) -> None:
+    """Raise UsageError, before anything is done, when a video would meet something else on stdout."""
+    if target != STDOUT:
+        return
+    if session.as_json:
+        message = "--json and - both need stdout; save to a file instead"
+        raise click.UsageError(message)
+    if sys.stdout.isatty():
+        message = "a video is nothing for a terminal; send it to a file or a program: - > video.mp4"
+        raise click.UsageError(message)
+
+
 @cli.command(epilog=_EPILOG)
 @click.argument("prompt")
 @click.option("--model", envvar="LATENTMILL_MODEL", help="What makes the video; `latentmill models` lists them.")
@@ -132,7 +155,7 @@ def _metadata(_context: click.Context, _option: click.Parameter, pairs: Sequence
 @click.option("--queue-deadline-s", type=float, help="Give up when no worker has started it after so many seconds.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", callback=_metadata, help="Kept with it; repeatable.")
 @click.option("--watch/--no-watch", default=False, show_default=True, help="Stay until the job is finished.")
-@click.option("--download", type=click.Path(path_type=Path), help="Save the video here; implies --watch.")
+@click.option("--download", callback=_target, metavar="PATH", help="Save the video here (-: stdout); implies --watch.")
 @connected
 def submit(
     session: Session, prompt: str, *, watch: bool, download: Path | None, **options: Unpack[JobOptions]
@@ -141,6 +164,7 @@ def submit(
 
     Prints the job's id, or with --watch the address of the finished video.
     """
+    _refuse_mixture(session, download)
     job = session.client.submit(prompt, **options)
     if session.as_json:
         emit(job.raw)
@@ -168,7 +192,7 @@ def _follow(session: Session, job_ids: list[str], download: Path | None) -> int:
     try:
         jobs = _watch(session, job_ids)
         for job in jobs.values():
-            _tell_result(session, job)
+            _tell_result(session, job, download)
         if download and all(job.status == SUCCEEDED for job in jobs.values()):
             for job_id in jobs:
                 _save(session, job_id, download)
@@ -189,8 +213,10 @@ def _watch(session: Session, job_ids: list[str]) -> dict[str, Job]:
     return jobs
 
 
-def _tell_result(session: Session, job: Job) -> None:
-    if job.result and not session.as_json:
+def _tell_result(session: Session, job: Job, download: Path | None) -> None:
+    if job.result and download == STDOUT:
+        say(job.result.url)
+    elif job.result and not session.as_json:
         show(job.result.url)
     elif job.error:
         say(f"{job.id} {job.status}: {job.error.code}: {job.error.message}")
@@ -238,23 +264,37 @@ def _cancel(session: Session, job_id: str) -> None:
 
 @cli.command(epilog=_EPILOG)
 @click.argument("job_id", metavar="ID")
-@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.argument("path", required=False, callback=_target)
 @connected
 def download(session: Session, job_id: str, path: Path | None) -> None:
     """Save the video of a job to PATH, or to ID.mp4 here.
 
-    A broken download is resumed, and the file appears only when its checksum is right.
+    A broken download is resumed, and the file appears only when its checksum is right. With - the video goes to stdout,
+    which gets nothing when the checksum is wrong: it is kept in the folder for temporary files until it is whole.
     """
+    _refuse_mixture(session, path)
     _save(session, job_id, path or Path())
 
 
 def _save(session: Session, job_id: str, target: Path) -> None:
+    if target == STDOUT:
+        _pass_on(session, job_id)
+        return
     path = session.client.download(job_id, target)
     size = path.stat().st_size
     if session.as_json:
         emit({"object": "download", "job_id": job_id, "path": str(path), "bytes": size})
     else:
         say(f"saved {path} ({size} bytes)")
+
+
+def _pass_on(session: Session, job_id: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="latentmill-") as folder:
+        path = session.client.download(job_id, Path(folder) / "video.mp4")
+        with path.open("rb") as video:
+            shutil.copyfileobj(video, sys.stdout.buffer)
+        sys.stdout.flush()
+        say(f"{job_id}: {path.stat().st_size} bytes")
 
 
 @cli.command(epilog=_EPILOG)
