@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-WIDTH = 46
+WIDTH = 60
 
 
 @dataclass(slots=True)
