@@ -38,6 +38,9 @@ test-docker: setup ## Run the integration tests on servers in containers
 	@$(BIN)/python -m tests.integration.engine
 	LATENTMILL_TEST_SERVERS=containers $(BIN)/python -m pytest tests/integration
 
+test-compose: setup ## Build the images and test the whole compose stack, faults and a burst included
+	@$(BIN)/python -m pytest tests/compose
+
 docs: setup ## Fill in what the documentation takes from the code
 	$(BIN)/python -m docs.generate
 
@@ -51,4 +54,4 @@ format: setup ## Let the formatter and the linter mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.PHONY: help setup demo up down test test-docker docs check format
+.PHONY: help setup demo up down test test-docker test-compose docs check format

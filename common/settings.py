@@ -161,6 +161,15 @@ class WorkerSettings(DatabaseSettings, BrokerSettings, EventSettings, StorageSet
     spool_jobs: int = Field(
         64, ge=1, description="Unfinished and finished jobs that are not delivered yet; beyond it no new one is taken."
     )
+    spool_bytes: int = Field(
+        20 * 2**30, ge=1, description="Bytes of videos that are not delivered yet; beyond it no new job is taken."
+    )
+    spool_free_bytes: int = Field(
+        256 * 2**20, ge=0, description="No new job is taken while the disk of the spool has less free."
+    )
+    direct_claim_after_s: Seconds = Field(
+        5, description="RabbitMQ is away for so long: jobs are claimed from Postgres without tickets."
+    )
     database_connections: int = Field(
         3, ge=1, description="Connections to Postgres: with N workers it must allow N times as many, and some more."
     )
@@ -174,3 +183,6 @@ class WorkerSettings(DatabaseSettings, BrokerSettings, EventSettings, StorageSet
     drain_grace_s: Seconds = Field(100, description="After SIGTERM the running batch may take this long.")
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0: torch decides.")
     synthetic_step_s: float = Field(0.05, ge=0, description="Seconds per step of the synthetic engine.")
+    synthetic_markers: str = Field(
+        "", description="What the synthetic engine reads behind every prompt, [error] for example: a bad worker."
+    )

@@ -55,6 +55,15 @@ engine_restarts = Counter("latentmill_engine_restarts_total", "Engine children r
 gpu_utilization = Gauge("latentmill_gpu_utilization_ratio", "Use of the GPU (NVML).", ["gpu"])
 gpu_memory = Gauge("latentmill_gpu_memory_bytes", "Memory of the GPU (NVML).", ["gpu", "kind"])
 worker_up = Gauge("latentmill_worker_accepting", "1 while the worker takes new jobs.", ["model"])
+breaker_open = Gauge(
+    "latentmill_worker_breaker_open",
+    "1 while failures keep the worker from new jobs until a canary job succeeds.",
+    ["model"],
+)
+spool_bytes = Gauge("latentmill_worker_spool_bytes", "Videos on this worker's disk that wait for their delivery.")
+claims_direct = Counter(
+    "latentmill_claims_direct_total", "Jobs claimed without a ticket, the broker being away.", ["model"]
+)
 
 
 # What each process shows. A gauge of another service would stand at zero there and say something untrue.
@@ -85,6 +94,9 @@ METRICS_OF: dict[str, tuple[Collector, ...]] = {
         gpu_utilization,
         gpu_memory,
         worker_up,
+        breaker_open,
+        spool_bytes,
+        claims_direct,
     ),
 }
 

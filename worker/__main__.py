@@ -18,16 +18,20 @@ from common.db.sessions import sync_engine
 from common.events import EventSender
 from common.settings import WorkerSettings, read
 from common.storage import client
+from worker.adopt import adopt_spool
 from worker.attempts import ActiveAttempts
+from worker.breaker import Breaker
 from worker.claim_gpu import GpuClaimError, choices, claim_gpu
 from worker.connections import Connections
 from worker.consume import TicketConsumer
 from worker.deliver import DeliveryLane
+from worker.direct import DirectClaims
 from worker.drain import Drain
 from worker.engine.base import Capabilities, EngineConfig
 from worker.engine.process import EngineProcess, EngineStartError
 from worker.gpu import NoGpuError, gpu_uuids, watch_gpus
 from worker.heartbeat import Heartbeat
+from worker.pace import Pace
 from worker.spool import SpoolTakenError, open_spool
 from worker.work import Worker, leave, work
 
@@ -48,13 +52,17 @@ def build(
         active=ActiveAttempts(),
         closing=threading.Event(),
     )
+    breaker = Breaker()
     return Worker(
         connections=connections,
         consumer=TicketConsumer(settings.amqp_url.get_secret_value(), settings.model, settings.max_batch, worker_id),
+        direct=DirectClaims(connections.database, settings.model, settings.max_batch),
         engine=engine,
         heartbeat=_heartbeat(connections, capabilities, engine),
-        lane=DeliveryLane(connections, _engine_facts(capabilities)),
+        lane=DeliveryLane(connections, breaker, _engine_facts(capabilities)),
         drain=Drain(settings.drain_grace_s),
+        breaker=breaker,
+        pace=Pace(),
     )
 
 
@@ -93,6 +101,8 @@ def serve(worker: Worker) -> int:
         worker.connections.closing.set()
 
     worker.drain.install(on_request, give_up)
+    # Before the first beat, which renews the leases of what is adopted, and before anything new is taken.
+    adopt_spool(worker.connections, worker.lane, worker.drain.requested.wait)
     worker.heartbeat.start()
     worker.heartbeat.listen_for_cancels(worker.connections.events)
     worker.consumer.start()
@@ -122,6 +132,7 @@ def start_engine(settings: WorkerSettings) -> tuple[EngineProcess, Capabilities]
             max_batch=settings.max_batch,
             threads=settings.threads,
             synthetic_step_s=settings.synthetic_step_s,
+            synthetic_markers=settings.synthetic_markers,
         )
     )
     started = time.monotonic()

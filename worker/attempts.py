@@ -16,7 +16,7 @@ class Attempt:
     """One claim. (job_id, attempt, token) is the fence of everything that is written about it.
 
     version: of the row, as the claim left it. waited_s: from submit to claim. started_at and deadline (when the job
-    fails for good) are on time.monotonic().
+    fails for good) are on time.monotonic(). gpu_seconds: its share of the engine's time so far.
     """
 
     job_id: UUID
@@ -33,12 +33,19 @@ class Attempt:
     phase: Phase = Phase.TEXT
     step: int = 0
     timings_ms: dict[str, int] = field(default_factory=dict)
+    gpu_seconds: float = 0.0
+    finished: bool = False  # its video is complete, and only has to be delivered
     unwanted: bool = False  # cancelled, or another attempt owns the job: nobody waits for this result any more
 
     @property
     def in_engine(self) -> bool:
         """Whether the engine still works on it; afterwards it is encoded and uploaded."""
         return self.phase not in {Phase.ENCODE, Phase.UPLOAD}
+
+    @property
+    def alone(self) -> bool:
+        """Whether it ran without mates, so that what happened to the engine may be its own doing."""
+        return self.batch_size == 1
 
     @property
     def wire_id(self) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 
 from sqlalchemy import Engine, Row
 
-from common.db.statements import CLAIM, CLAIMS_BY_TOKEN, TAKE_BACK
+from common.db.statements import CLAIM, CLAIMS_BY_TOKEN, DEFER, TAKE_BACK
 from common.domain.parameters import JobParameters
 from common.domain.tickets import Ticket
 from worker.attempts import Attempt
+
+# A job that another worker shall try is released again after this. It is soon enough to start within 2 s of a crash.
+_DEFER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,22 @@ def claimed_already(engine: Engine, intent: Intent) -> list[Attempt]:
 def give_back(engine: Engine, tickets: Sequence[Ticket]) -> None:
     """Undo the release of jobs that did not fit the batch; the dispatcher sends them again. Raises SQLAlchemyError."""
     if tickets:
-        rows = json.dumps([{"id": str(t.job_id), "dispatch_seq": t.dispatch_seq} for t in tickets])
         with engine.connect() as connection:
-            connection.execute(TAKE_BACK, {"rows": rows})
+            connection.execute(TAKE_BACK, {"rows": _releases(tickets)})
+
+
+def defer(engine: Engine, tickets: Sequence[Ticket]) -> None:
+    """Undo the release of jobs that this worker may not have now, and leave others a moment. Raises SQLAlchemyError.
+
+    Nothing happens to jobs that were not claimed because they are no longer released, or not under this ticket.
+    """
+    if tickets:
+        with engine.connect() as connection:
+            connection.execute(DEFER, {"rows": _releases(tickets), "delay_s": _DEFER_S})
+
+
+def _releases(tickets: Sequence[Ticket]) -> str:
+    return json.dumps([{"id": str(t.job_id), "dispatch_seq": t.dispatch_seq} for t in tickets])
 
 
 def _attempt(row: Row[Any], batch_size: int) -> Attempt:

@@ -7,13 +7,22 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from common import telemetry
-from common.db.statements import COMPLETE, END_ATTEMPT, FENCE
-from common.domain.jobs import ErrorClass, GiveUp, JobState, after_failure, public_message
+from common.db.statements import COMPLETE, END_ATTEMPT, FENCE, OTHER_WORKERS
+from common.domain.jobs import (
+    FINAL_ERROR_CODE,
+    ErrorClass,
+    GiveUp,
+    JobState,
+    after_failure,
+    charged,
+    is_poison,
+    public_message,
+)
 from common.events import JobChanged
 from worker.attempts import Attempt
 from worker.connections import Connections
@@ -58,6 +67,7 @@ def complete(connections: Connections, attempt: Attempt, stored: dict[str, Any],
         "result": json.dumps(result),
         "timings": json.dumps(attempt.timings_ms),
         "batch_size": attempt.batch_size,
+        "gpu_seconds": attempt.gpu_seconds,
     }
 
     def complete_in_postgres() -> bool:
@@ -80,37 +90,68 @@ def complete(connections: Connections, attempt: Attempt, stored: dict[str, Any],
     return accepted
 
 
-def fail(connections: Connections, attempt: Attempt, error: ErrorClass, detail: str) -> None:
-    """The attempt failed: the budget of the class decides whether the job runs again."""
-    failures = {**attempt.failures, error: attempt.failures.get(error, 0) + 1}
-    verdict = after_failure(error, failures[error], _jitter)
+def fail(
+    connections: Connections, attempt: Attempt, error: ErrorClass, detail: str, *, spare_if_others: bool = False
+) -> None:
+    """The attempt failed: the budget of the class decides whether the job runs again.
+
+    spare_if_others: the fault is this worker's, so the job is not charged while another one can do it. An attempt that
+    ran into the total deadline ends its job.
+    """
+    if error is ErrorClass.TIMEOUT and time.monotonic() >= attempt.deadline:
+        expire(connections, attempt)
+        return
     telemetry.attempts_failed.labels(attempt.parameters.model, error).inc()
     log.warning("attempt_failed", job_id=attempt.wire_id, attempt=attempt.attempt, error_class=error, detail=detail)
     known = detail.replace("\0", "")[:2000]  # Postgres takes no NUL in a text
-    ending = {
-        "state": JobState.QUEUED,
-        "delay_s": 0.0,
-        "failures": json.dumps(failures),
-        "error_class": error,
-        "error_code": None,
-        "error_message": public_message(error, known),
-        "detail": known,
-        "outcome": error,
-        "alone": error in _AGAIN_ALONE,
-    }
+
+    def decide(connection: Connection) -> dict[str, Any]:
+        others_live = bool(connection.execute(OTHER_WORKERS, _myself(connections)).scalar_one())
+        ending = _ending(attempt, outcome=error) | {
+            "error_class": error,
+            "error_message": public_message(error, known),
+            "detail": known,
+            "alone": error in _AGAIN_ALONE,
+        }
+        if spare_if_others and others_live:
+            return ending
+        return ending | _charge(connections, attempt, error, others_live=others_live)
+
+    _end(connections, attempt, decide)
+
+
+def _charge(connections: Connections, attempt: Attempt, error: ErrorClass, *, others_live: bool) -> dict[str, Any]:
+    failures = charged(attempt.failures, error, alone=attempt.alone, worker_id=connections.worker_id)
+    verdict = after_failure(error, failures.get(error, 0), _jitter)
+    if error is ErrorClass.CHILD_CRASH and is_poison(failures, others_live=others_live):
+        verdict = GiveUp(FINAL_ERROR_CODE[error])
+    noted = {"failures": json.dumps(failures)}
     if isinstance(verdict, GiveUp):
-        ending |= {"state": JobState.FAILED, "error_code": verdict.code}
-    else:
-        ending["delay_s"] = verdict.delay_s
-    _end(connections, attempt, ending)
+        return {**noted, "state": JobState.FAILED, "error_code": verdict.code}
+    return {**noted, "delay_s": verdict.delay_s}
 
 
-def release(connections: Connections, attempt: Attempt, outcome: str) -> None:
-    """The attempt stops without a fault of its own and without charge.
+def release(connections: Connections, attempt: Attempt, outcome: str, *, delay_s: float = 0.0) -> None:
+    """The attempt stops without a fault of its own and without charge; the job waits `delay_s` at least.
 
     A job that was cancelled becomes cancelled; any other waits in the queue again.
     """
-    ending = {
+    _end(connections, attempt, lambda _: _ending(attempt, outcome) | {"delay_s": delay_s})
+
+
+def expire(connections: Connections, attempt: Attempt) -> None:
+    """The total deadline of the job has passed: it fails for good."""
+    log.warning("deadline_exceeded", job_id=attempt.wire_id, attempt=attempt.attempt)
+    ending = _ending(attempt, outcome="deadline_exceeded") | {
+        "state": JobState.FAILED,
+        "error_code": "deadline_exceeded",
+        "error_message": "the job was not done by its deadline",
+    }
+    _end(connections, attempt, lambda _: ending)
+
+
+def _ending(attempt: Attempt, outcome: str) -> dict[str, Any]:
+    return {
         "state": JobState.QUEUED,
         "delay_s": 0.0,
         "failures": json.dumps(dict(attempt.failures)),
@@ -121,15 +162,18 @@ def release(connections: Connections, attempt: Attempt, outcome: str) -> None:
         "outcome": outcome,
         "alone": False,
     }
-    _end(connections, attempt, ending)
 
 
-def _end(connections: Connections, attempt: Attempt, ending: dict[str, Any]) -> None:
-    values = {**attempt.fence(), **ending, "expired_only": False}
+def _myself(connections: Connections) -> dict[str, Any]:
+    return {"model": connections.settings.model, "worker_id": connections.worker_id}
+
+
+def _end(connections: Connections, attempt: Attempt, decide: Callable[[Connection], dict[str, Any]]) -> None:
+    guard = {**attempt.fence(), "expired_only": False, "gpu_seconds": attempt.gpu_seconds}
 
     def end_in_postgres() -> Row[Any] | None:
         with connections.database.connect() as connection:
-            return connection.execute(END_ATTEMPT, values).first()
+            return connection.execute(END_ATTEMPT, guard | decide(connection)).first()
 
     try:
         ended = until_done(connections, attempt, end_in_postgres, _POSTGRES_AWAY)

@@ -55,12 +55,19 @@ class TicketConsumer:
         self._connection: pika.BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
         self._heard_at = time.monotonic()
+        self._lost_at: float | None = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs. It never ends by itself; when it did, nothing would be taken any more."""
         return self._thread.is_alive()
+
+    @property
+    def away_s(self) -> float:
+        """For how long there has been no connection to the broker; 0 while there is one."""
+        lost_at = self._lost_at
+        return 0.0 if lost_at is None else time.monotonic() - lost_at
 
     def start(self) -> None:
         """Connect in the background, and again whenever the connection is lost."""
@@ -105,7 +112,8 @@ class TicketConsumer:
         """Leave: what is in hand and not acknowledged goes back to the queue with the channel."""
         self._stopping = True
         self._wake()
-        self._thread.join(timeout=self._parameters.stack_timeout)
+        if self._thread.is_alive():  # it may not have been started yet
+            self._thread.join(timeout=self._parameters.stack_timeout)
 
     def _wake(self) -> None:
         connection = self._connection
@@ -137,10 +145,12 @@ class TicketConsumer:
             channel.add_on_cancel_callback(_on_cancelled_by_broker)
             self._session += 1
             self._connection, self._channel = connection, channel
+            self._lost_at = None
             log.info("broker_connected", session=self._session)
             yield connection, channel
         finally:
             self._connection = self._channel = None
+            self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
             self._drop_inbox()
             self._set_consuming(consuming=False)
             with contextlib.suppress(pika.exceptions.AMQPError, OSError):

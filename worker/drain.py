@@ -1,7 +1,9 @@
 """Leaving on SIGTERM: nothing new is taken, the running batch may end within the grace, then it is released."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -21,6 +23,12 @@ class Drain:
         self.finished = threading.Event()
         self._urgent = threading.Event()
         self._grace_s = grace_s
+        self._ends_at = math.inf
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the running batch may still take; endless before the first signal."""
+        return self._ends_at - time.monotonic()
 
     def install(self, on_request: Callable[[], None], give_up: Callable[[], None]) -> None:
         """Listen for the signals, in the main thread; both functions are called from another one.
@@ -39,6 +47,7 @@ class Drain:
 
     def _watch(self, on_request: Callable[[], None], give_up: Callable[[], None]) -> None:
         self.requested.wait()
+        self._ends_at = time.monotonic() + self._grace_s
         log.info("draining", grace_s=self._grace_s)
         on_request()
         in_a_hurry = self._urgent.wait(self._grace_s)

@@ -13,13 +13,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from common.db.statements import HEARTBEAT
 from common.db.upkeep import WORKER_GONE, WORKER_PRESENT
 from common.events import EventSender
-from worker.attempts import ActiveAttempts
+from worker.attempts import ActiveAttempts, Attempt
 
 # Without a heartbeat for so long the worker keeps computing, for a late result is welcome, but takes no new work.
 _TRUST_S = 30.0
 _HINT_RETRY_S = 5.0
 
 log = structlog.get_logger()
+
+
+def _row(attempt: Attempt) -> dict[str, object]:
+    return {**attempt.fence(), "phase": attempt.phase, "step": attempt.step, "finished": attempt.finished}
 
 
 class Heartbeat:
@@ -101,7 +105,7 @@ class Heartbeat:
             with self._engine.connect() as connection:
                 connection.execute(WORKER_PRESENT, {**self._presence, "accepting": self._accepting})
                 running = self._active.snapshot()
-                rows = [{**attempt.fence(), "phase": attempt.phase, "step": attempt.step} for attempt in running]
+                rows = [_row(attempt) for attempt in running]
                 values = {"rows": json.dumps(rows), "lease_s": self._lease_s}
                 mine = {row.id: row.cancel for row in connection.execute(HEARTBEAT, values)} if rows else {}
         except SQLAlchemyError as error:

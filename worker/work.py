@@ -9,17 +9,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from common import telemetry
 from common.domain.tickets import Ticket
 from common.events import JobChanged
+from worker import canary
 from worker.attempts import Attempt
 from worker.batching import choose_batch
-from worker.claim import Intent, claim, claimed_already, give_back, intend
+from worker.breaker import Breaker
+from worker.claim import Intent, claim, claimed_already, defer, give_back, intend
 from worker.conclude import release
 from worker.connections import Connections
 from worker.consume import Delivery, TicketConsumer
 from worker.deliver import DeliveryLane
+from worker.direct import DirectClaims
 from worker.drain import Drain
 from worker.engine.process import EngineError, EngineProcess
-from worker.execute import BatchRun
+from worker.execute import BatchRun, Surroundings
 from worker.heartbeat import Heartbeat
+from worker.pace import Pace
+from worker.spool import has_room
 
 # How long the loop waits for a ticket before it looks at everything else, a drain above all.
 _TURN_S = 0.5
@@ -39,10 +44,13 @@ class Worker:
 
     connections: Connections
     consumer: TicketConsumer
+    direct: DirectClaims
     engine: EngineProcess
     heartbeat: Heartbeat
     lane: DeliveryLane
     drain: Drain
+    breaker: Breaker
+    pace: Pace
 
 
 def work(worker: Worker) -> None:
@@ -58,27 +66,54 @@ def work(worker: Worker) -> None:
         ready = is_ready(worker)
         worker.heartbeat.accept(accepting=ready)
         telemetry.worker_up.labels(settings.model).set(ready)
+        telemetry.breaker_open.labels(settings.model).set(worker.breaker.is_open)
         if not ready:
             worker.consumer.pause()
+            if worker.breaker.canary_is_due:
+                _try_canary(worker)
             worker.drain.requested.wait(_TURN_S)
             continue
         if not worker.engine.alive:
             worker.engine.start(settings.load_timeout_s)
-        worker.consumer.resume()
-        held = worker.consumer.take(settings.max_batch, settings.batch_wait_s, _TURN_S)
-        if held:
-            worker.consumer.pause()
-            held += worker.consumer.take(settings.max_batch, 0.0, 0.0)
-            if worker.engine.alive:
-                run_batch(worker, held)
-            else:  # it died while idle: a new one may take minutes to load, and the jobs need not wait for that
-                _return(worker, [delivery.ticket for delivery in held], held)
+        _take_and_run(worker)
 
 
 def is_ready(worker: Worker) -> bool:
-    """Whether new work may be taken: Postgres hears this worker, and its results do not pile up undelivered."""
-    undelivered = len(worker.connections.active.snapshot())
-    return worker.heartbeat.trusted and undelivered < worker.connections.settings.spool_jobs
+    """Whether new work may be taken.
+
+    Postgres hears this worker, its results do not pile up undelivered, its disk has room, and it does not fail job
+    after job.
+    """
+    connections, settings = worker.connections, worker.connections.settings
+    return (
+        worker.heartbeat.trusted
+        and not worker.breaker.is_open
+        and not worker.lane.disk_full
+        and len(connections.active.snapshot()) < settings.spool_jobs
+        and has_room(connections.spool, settings.spool_bytes, settings.spool_free_bytes)
+    )
+
+
+def _try_canary(worker: Worker) -> None:
+    if not worker.engine.alive:
+        worker.engine.start(worker.connections.settings.load_timeout_s)
+    worker.breaker.note_canary(passed=canary.passes(worker.engine, worker.connections.settings))
+
+
+def _take_and_run(worker: Worker) -> None:
+    """Run a batch of the tickets that come, or, while the broker is away, of what Postgres has."""
+    settings = worker.connections.settings
+    worker.consumer.resume()
+    held = worker.consumer.take(settings.max_batch, settings.batch_wait_s, _TURN_S)
+    if held:
+        worker.consumer.pause()
+        held += worker.consumer.take(settings.max_batch, 0.0, 0.0)
+        if worker.engine.alive:
+            run_batch(worker, held)
+        else:  # it died while idle: a new one may take minutes to load, and the jobs need not wait for that
+            _return(worker, [delivery.ticket for delivery in held], held)
+    elif worker.consumer.away_s > settings.direct_claim_after_s and worker.engine.alive:
+        run_direct(worker)
 
 
 def run_batch(worker: Worker, held: list[Delivery]) -> None:
@@ -89,11 +124,54 @@ def run_batch(worker: Worker, held: list[Delivery]) -> None:
     attempts = _claim(worker, intent)
     if attempts is None:
         return  # draining, and nothing is claimed: the tickets go back with the channel
+    _defer_unclaimed(worker, choice.batch, attempts)
     _return(worker, choice.rest, held)
     telemetry.ticket_noops.labels(settings.model).inc(len(choice.batch) - len(attempts))
+    _announce_and_run(worker, intent, attempts)
+
+
+def run_direct(worker: Worker) -> None:
+    """Claim a batch of what Postgres has, without tickets, and run it to its end.
+
+    Tickets of these jobs that lie in the broker will find nothing. What is released here and does not fit is taken
+    back, so that whoever comes next finds it.
+    """
+    settings = worker.connections.settings
+    released, own = worker.direct.look()
+    if not released and not own:
+        return
+    worker.consumer.pause()
+    if held := worker.consumer.take(settings.max_batch, 0.0, 0.0):  # the broker came back just now
+        _return(worker, own, ())
+        run_batch(worker, held)
+        return
+    choice = choose_batch([*released, *own], settings.max_batch)
+    _return(worker, [ticket for ticket in own if ticket not in choice.batch], ())
+    intent = intend(choice.batch)
+    attempts = _claim(worker, intent)
+    if attempts is None:
+        _return(worker, own, ())
+        return
+    _defer_unclaimed(worker, choice.batch, attempts)
+    worker.direct.note(claimed=bool(attempts))
+    telemetry.claims_direct.labels(settings.model).inc(len(attempts))
+    _announce_and_run(worker, intent, attempts)
+
+
+def _announce_and_run(worker: Worker, intent: Intent, attempts: list[Attempt]) -> None:
     if attempts:
         _announce(worker, attempts)
         _run(worker, intent, attempts)
+
+
+def _defer_unclaimed(worker: Worker, asked: Sequence[Ticket], attempts: Sequence[Attempt]) -> None:
+    """Some of these may be for another worker to try: send them again, or they would stay released without a ticket."""
+    claimed = {attempt.job_id for attempt in attempts}
+    tickets = [ticket for ticket in asked if ticket.job_id not in claimed]
+    try:
+        defer(worker.connections.database, tickets)
+    except SQLAlchemyError as error:  # then the dispatcher will miss the tickets
+        log.warning("defer_failed", jobs=len(tickets), error=type(error).__name__)
 
 
 def _claim(worker: Worker, intent: Intent) -> list[Attempt] | None:
@@ -138,8 +216,16 @@ def _run(worker: Worker, intent: Intent, attempts: list[Attempt]) -> None:
         if not worker.drain.requested.is_set():
             worker.consumer.resume()
 
+    around = Surroundings(
+        connections=worker.connections,
+        lane=worker.lane,
+        pace=worker.pace,
+        breaker=worker.breaker,
+        on_decode=device_nearly_free,
+        left_s=lambda: worker.drain.left_s,
+    )
     try:
-        BatchRun(worker.connections, worker.lane, attempts).run(worker.engine, intent.batch_id, device_nearly_free)
+        BatchRun(around, attempts).run(worker.engine, intent.batch_id)
     except EngineError as error:
         log.warning("engine_will_be_replaced", error=type(error).__name__)
 

@@ -28,6 +28,11 @@ tenants = Table(
     Column("id", Uuid, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     Column("weight", Double, nullable=False, server_default="1"),
+    # Null: no limit.
+    Column("max_queued", Integer),
+    Column("max_running", Integer),
+    Column("gpu_seconds_per_day", Double),
+    Column("submits_per_minute", Integer),
     Column("created_at", _Time, nullable=False, server_default=_now),
 )
 
@@ -80,6 +85,11 @@ jobs = Table(
     Column("created_at", _Time, nullable=False, server_default=_now),
     Column("started_at", _Time),
     Column("finished_at", _Time),
+    Column("idempotency_key", Text),
+    Column("body_sha256", Text),
+    Column("replay_of", Uuid, ForeignKey("jobs.id", ondelete="SET NULL")),
+    Column("work", Double, nullable=False, server_default="1"),  # steps x frames x pixels
+    Column("object_removed_at", _Time),  # the row is kept for longer than the video
 )
 
 attempts = Table(
@@ -97,6 +107,15 @@ attempts = Table(
     Column("ended_at", _Time),
     Column("outcome", Text),
     Column("error_detail", Text),
+    Column("gpu_seconds", Double),  # a batch's shared among its members
+)
+
+tenant_usage = Table(
+    "tenant_usage",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True),
+    Column("hour", _Time, primary_key=True),
+    Column("gpu_seconds", Double, nullable=False),
 )
 
 workers = Table(
@@ -118,6 +137,8 @@ release_windows = Table(
     Column("size", Integer),  # null: no bound
     Column("jobs_per_s", Double),  # null: nothing finished lately, so no estimate can be given
     Column("updated_at", _Time, nullable=False, server_default=_now),
+    Column("gpu_seconds_per_work", Double),  # null: not measured yet
+    Column("retries_allowed", Integer),  # of the whole fleet in five minutes, the same in every row
 )
 
 leaders = Table(

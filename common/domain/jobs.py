@@ -1,6 +1,7 @@
 """The states of a job, the moves between them, and what happens after a failed attempt."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -124,8 +125,35 @@ class GiveUp:
     code: str
 
 
+# Crashes of the engine while the job ran alone that show that it is the job.
+_PROOF_OF_POISON = 2
+_CRASHED_ON = f"{ErrorClass.CHILD_CRASH}@"
+_CRASHED_IN_BATCH = f"{ErrorClass.CHILD_CRASH}_in_batch"
+
+
+def charged(failures: Mapping[str, int], error: ErrorClass, *, alone: bool, worker_id: str) -> dict[str, int]:
+    """The failures of a job by class after one more, which happened on `worker_id`.
+
+    A crash in a batch says nothing about any one member and is no failure of the class: all of them run again alone.
+    Crashes alone are noted by worker, too.
+    """
+    names: list[str] = [error]
+    if error is ErrorClass.CHILD_CRASH:
+        names = [error, f"{_CRASHED_ON}{worker_id}"] if alone else [_CRASHED_IN_BATCH]
+    return {**failures, **{name: failures.get(name, 0) + 1 for name in names}}
+
+
+def is_poison(failures: Mapping[str, int], *, others_live: bool) -> bool:
+    """Whether the job, and no worker, crashes the engine: it did so twice alone, on two workers where there are two."""
+    workers = sum(name.startswith(_CRASHED_ON) for name in failures)
+    return failures.get(ErrorClass.CHILD_CRASH, 0) >= _PROOF_OF_POISON and (workers > 1 or not others_live)
+
+
 def after_failure(error: ErrorClass, failures_of_class: int, jitter: random.Random) -> Retry | GiveUp:
-    """Decide about a job whose attempt just failed for the `failures_of_class`-th time (from 1) in this class."""
+    """Decide about a job whose attempt just failed for the `failures_of_class`-th time (from 1) in this class.
+
+    0 is for a failure that was not charged.
+    """
     budget = ATTEMPT_BUDGET[error]
     if budget is not None and failures_of_class >= budget:
         return GiveUp(FINAL_ERROR_CODE[error])
@@ -134,7 +162,7 @@ def after_failure(error: ErrorClass, failures_of_class: int, jitter: random.Rand
 
 def backoff_s(error: ErrorClass, failures_of_class: int, jitter: random.Random) -> float:
     """Full jitter: a uniform wait below an exponential bound, so that a burst of failures does not come back as one."""
-    if error is ErrorClass.PREEMPTED or (error in _IMMEDIATE_FIRST_RETRY and failures_of_class == 1):
+    if error is ErrorClass.PREEMPTED or (error in _IMMEDIATE_FIRST_RETRY and failures_of_class <= 1):
         return 0.0
     bound = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(failures_of_class - 1, 10))
     return jitter.uniform(0.0, bound)

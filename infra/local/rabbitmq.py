@@ -1,17 +1,21 @@
 """The parts `epmd` and `rabbitmq`. Erlang's name server is a part of its own because a broker leaves its own behind."""
 
 import os
+import subprocess
 from pathlib import Path
 
 from infra.local import binaries, probes
 from infra.local.debian import fetched_server
 from infra.local.layout import private_folder, write_private
 from infra.local.options import DEFAULT_DIRECTORY
-from infra.local.part import Launch, Part
+from infra.local.part import Launch, Part, StackError
 from infra.local.plan import USER, Plan, server_environment
 
 # Shared by all stacks of this checkout: unpacking takes 6 s and 100 MB.
 FETCHED = DEFAULT_DIRECTORY / "rabbitmq"
+
+LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
+CONTROL_TIMEOUT_S = 60
 
 CONFIG = """\
 listeners.tcp.1 = 127.0.0.1:{port}
@@ -35,6 +39,26 @@ def parts(plan: Plan) -> tuple[Part, Part]:
         # 5 s on two idle cores; a machine that compiles or starts other brokers meanwhile takes several times as long.
         Part("rabbitmq", lambda: _launch(plan), lambda: probes.answers_amqp(port), needs=("epmd",), timeout_s=120),
     )
+
+
+def control(plan: Plan, arguments: tuple[str, ...]) -> str:
+    """Run `rabbitmqctl` against this stack's broker; return what it prints. It takes one to two seconds of a core.
+
+    Raises StackError when it fails or takes longer than a minute.
+    """
+    server = _server()
+    environment = _environment(plan, server, plan.layout.data / "rabbitmq")
+    # The tool is an Erlang node of its own, and must listen on loopback alone as well.
+    environment["RABBITMQ_CTL_ERL_ARGS"] = LOOPBACK_ONLY
+    argv = (str(server.with_name("rabbitmqctl")), "--quiet", *arguments)
+    try:
+        done = subprocess.run(  # noqa: S603 - the stack's own command
+            argv, env=environment, capture_output=True, text=True, timeout=CONTROL_TIMEOUT_S, check=True
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        message = f"rabbitmq: `rabbitmqctl {arguments[0]}` failed: {error}\n{error.stderr or error.stdout or ''}"
+        raise StackError(message) from error
+    return done.stdout
 
 
 def _server() -> Path:
@@ -70,7 +94,6 @@ def _launch(plan: Plan) -> Launch:
 
 def _environment(plan: Plan, server: Path, home: Path) -> dict[str, str]:
     config = plan.layout.config
-    loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
     return (
         server_environment(home)
         | _erlang(server)
@@ -84,7 +107,7 @@ def _environment(plan: Plan, server: Path, home: Path) -> dict[str, str]:
             # Keeps a system-wide /etc/rabbitmq/rabbitmq-env.conf out.
             "RABBITMQ_CONF_ENV_FILE": str(config / "rabbitmq-env.conf"),
             "RABBITMQ_DIST_PORT": str(plan.ports["rabbitmq.dist"]),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": loopback,
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": LOOPBACK_ONLY,
             "ERL_EPMD_PORT": str(plan.ports["epmd"]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             # The start script then becomes the broker instead of watching over it, so signals and waits reach it.

@@ -14,6 +14,8 @@ from infra.local.plan import Plan, caller_environment
 APIS = ("api-1", "api-2")
 MODEL = "tiny-wan2.2-t2v"
 WORKER = re.compile(r"worker-[1-9]\d*")
+# The first one has no number.
+DISPATCHER = re.compile(r"dispatcher(-[2-9])?")
 
 
 def tasks(plan: Plan) -> tuple[Part, ...]:
@@ -24,14 +26,15 @@ def tasks(plan: Plan) -> tuple[Part, ...]:
     )
 
 
-def api(plan: Plan, name: str) -> Part:
+def api(plan: Plan, name: str, overrides: Mapping[str, str]) -> Part:
     """Return one api process."""
     port = plan.ports[name]
     environment = {
         "LATENTMILL_API_HOST": "127.0.0.1",
         "LATENTMILL_API_PORT": str(port),
         "LATENTMILL_METRICS_PORT": str(plan.ports[f"{name}.metrics"]),
-    } | dict(plan.options.api_env)
+    }
+    environment = environment | dict(plan.options.api_env) | dict(overrides)
     return Part(
         name,
         partial(_launch, plan, ("api",), environment),
@@ -40,12 +43,12 @@ def api(plan: Plan, name: str) -> Part:
     )
 
 
-def dispatcher(plan: Plan) -> Part:
-    """Return the dispatcher."""
-    port = plan.ports["dispatcher.metrics"]
-    environment = {"LATENTMILL_METRICS_PORT": str(port)} | dict(plan.options.dispatcher_env)
+def dispatcher(plan: Plan, name: str, overrides: Mapping[str, str]) -> Part:
+    """Return one dispatcher; of several, one leads."""
+    port = plan.ports[f"{name}.metrics"]
+    environment = {"LATENTMILL_METRICS_PORT": str(port)} | dict(plan.options.dispatcher_env) | dict(overrides)
     return Part(
-        "dispatcher",
+        name,
         partial(_launch, plan, ("dispatcher",), environment),
         partial(probes.answers_http, port, "/metrics"),
         needs=("migrations", "redis", "rabbitmq"),

@@ -12,7 +12,7 @@ from threading import Event
 from types import TracebackType
 from typing import Self
 
-from infra.local import catalogue, postgres, process, services
+from infra.local import catalogue, postgres, process, rabbitmq, services
 from infra.local.credentials import load_or_make
 from infra.local.layout import Layout, write_private
 from infra.local.options import DEFAULT_DIRECTORY, StackOptions, remember
@@ -108,9 +108,10 @@ class LocalStack:
         self.layout.remove()
 
     def start_part(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start one part, also a worker beyond those of the options, and wait until it serves.
+        """Start one part, also a worker or a dispatcher beyond those of the options, and wait until it serves.
 
-        `environment` is added to a worker's for this life. Raises StackError when it runs already or fails.
+        `environment` is added to that of an api, a dispatcher or a worker for this life. Raises StackError when it runs
+        already or fails.
         """
         if self.pid(name) is not None:
             message = f"{name} runs already"
@@ -142,6 +143,10 @@ class LocalStack:
         """Return the process that runs a part; None when it does not run."""
         record = process.load_record(self._record(name))
         return record.pid if record is not None and process.is_alive(record) else None
+
+    def rabbitmqctl(self, *arguments: str) -> str:
+        """Run RabbitMQ's own tool against the broker; return what it prints. Raises StackError when it fails."""
+        return rabbitmq.control(self._plan, arguments)
 
     def log_tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """Return the last lines of a part's log."""

@@ -19,7 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from common.broker.publisher import Publisher
 from common.broker.topology import DEAD_QUEUE, declare_blocking, queue_name
 from common.db.sessions import async_engine, sync_engine
-from common.db.statements import CLAIM, INSERT_JOBS
+from common.db.statements import CLAIM
+from common.db.submits import INSERT_JOBS
 from common.db.upkeep import ADD_TENANT
 from common.domain.ids import new_id
 from common.domain.parameters import resolve

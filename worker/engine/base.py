@@ -20,7 +20,10 @@ MAX_CHUNK_FRAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine child needs to know to load its model. threads 0: torch decides. synthetic_step_s in seconds."""
+    """What an engine child needs to know to load its model. threads 0: torch decides. synthetic_step_s in seconds.
+
+    synthetic_markers: what the synthetic engine reads behind every prompt.
+    """
 
     engine: str
     model: str
@@ -28,6 +31,7 @@ class EngineConfig:
     max_batch: int = 4
     threads: int = 0
     synthetic_step_s: float = 0.05
+    synthetic_markers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class SyntheticEngine:
 
     def run(self, batch: Batch, emit: Emit, control: Control) -> bool:
         """Render a batch."""
-        part = Part(batch.members, emit, control)
+        part = Part([_marked(member, self._config.synthetic_markers) for member in batch.members], emit, control)
         try:
             denoise_ms = self._denoise(part)
             for member in tuple(part.waiting.values()):
@@ -115,6 +116,10 @@ class SyntheticEngine:
     def _step_s(self, prompt: str) -> float:
         slow = _SLOW.search(prompt)
         return float(slow.group(1)) if slow else self._config.synthetic_step_s
+
+
+def _marked(member: Member, markers: str) -> Member:
+    return replace(member, parameters=replace(member.parameters, prompt=member.parameters.prompt + markers))
 
 
 def _rest(seconds: float, part: Part) -> None:

@@ -3,8 +3,6 @@
 import io
 import math
 
-from PIL import Image
-
 from common.domain.parameters import JobParameters
 from common.domain.profiles import DEFAULT_NEGATIVE_PROMPT, ImageInput, ModelProfile
 from worker.engine.base import Member
@@ -24,7 +22,7 @@ class Unlimited:
         return False
 
 
-def smallest_member(profile: ModelProfile) -> Member:
+def smallest_member(profile: ModelProfile, *, with_picture: bool = True) -> Member:
     """One step at the smallest legal size, with a plain picture where the model needs one."""
     frames = profile.frame_choices[0] if profile.frame_choices else int(profile.num_frames.low)
     second = profile.guidance_scale_2
@@ -42,12 +40,14 @@ def smallest_member(profile: ModelProfile) -> Member:
         flow_shift=profile.flow_shift.default,
         seed=0,
     )
-    return Member("warm-up", 1, parameters, _plain_picture(profile))
+    return Member("warm-up", 1, parameters, _plain_picture(profile) if with_picture else None)
 
 
 def _plain_picture(profile: ModelProfile) -> bytes | None:
     if profile.image is not ImageInput.REQUIRED:
         return None
+    from PIL import Image  # noqa: PLC0415  a worker with the synthetic engine has no Pillow, and needs no picture
+
     png = io.BytesIO()
     Image.new("RGB", (profile.min_side, profile.min_side), "gray").save(png, "PNG")
     return png.getvalue()
