@@ -148,6 +148,11 @@ class ComposeStack:
         which = [*(["--all"] if ended else []), *([service] if service else [])]
         return inspect(*self.compose("ps", "--quiet", *which).split())
 
+    def exit_codes(self) -> dict[str, int]:
+        """How the tasks of a start ended, by service."""
+        ended = [c for c in self.containers(ended=True) if not c.facts["State"]["Running"]]
+        return {task.service: int(task.facts["State"]["ExitCode"]) for task in ended}
+
     def python(self, service: str, program: str) -> str:
         """Run a Python program inside a running container; what it printed."""
         return self.compose("exec", "-T", service, "python", "-", stdin=program)

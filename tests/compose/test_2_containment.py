@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,8 @@ def all_containers(first_video: FirstVideo, stack: ComposeStack) -> list[Contain
     return stack.containers(ended=True)
 
 
-def _hosts(container: Container) -> Mapping[str, object]:
-    config: Mapping[str, object] = container.facts["HostConfig"]
+def _hosts(container: Container) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = container.facts["HostConfig"]
     return config
 
 
@@ -87,7 +88,7 @@ def test_every_container_has_limits_of_memory_processes_and_logs(all_containers:
         hosts = _hosts(container)
         assert hosts["Memory"], container.name
         assert hosts["PidsLimit"], container.name
-        assert set(container.facts["HostConfig"]["LogConfig"]["Config"]) == {"max-size", "max-file"}, container.name
+        assert set(hosts["LogConfig"]["Config"]) == {"max-size", "max-file"}, container.name
 
 
 def test_no_container_can_write_to_this_machine(all_containers: list[Container]) -> None:
@@ -132,17 +133,7 @@ def _listener(stack: ComposeStack, network: str) -> Iterator[str]:
 def test_a_worker_reaches_no_listener_on_another_network(first_video: FirstVideo, stack: ComposeStack) -> None:
     with _listener(stack, stack.network("public")) as address:
         # nginx is on that network: what it reaches is there to be reached.
-        curl = [
-            "curl",
-            "--silent",
-            "--show-error",
-            "--fail",
-            "--retry",
-            "10",
-            "--retry-connrefused",
-            "--retry-delay",
-            "1",
-        ]
+        curl = ["curl", "--silent", "--show-error", "--fail", "--retry", "10", "--retry-connrefused"]
         stack.compose("exec", "-T", "nginx", *curl, "--max-time", "3", f"http://{address}:{LISTENER_PORT}/")
         told = stack.python("worker", PROBE.format(address=address, port=LISTENER_PORT))
     assert told.startswith("not reached")
